@@ -1,0 +1,42 @@
+"""Sequence packing for pretraining language encoders under MosaicML Composer.
+
+Documents of any length are laid end to end in rows, so that nearly every slot of a batch holds a token.
+Four padded sequences, and the same documents packed::
+
+    aaaaaaa.........        aaaaaaaddddddddd
+    bbbbbbbbbbbbbb..        bbbbbbbbbbbbbbcc
+    cc..............
+    ddddddddd.......
+
+`GreedyBestFitSequencePacker` packs and masks, `BufferedIterable` does so on a background thread,
+`split_packed_batch` and the counting functions tell Composer what a batch holds.
+"""
+
+from composer_packing.batch import (
+    get_num_samples_in_packed_batch,
+    get_num_tokens_in_packed_batch,
+    split_packed_batch,
+)
+from composer_packing.buffered import BufferedIterable
+from composer_packing.masking import mlm_masking
+from composer_packing.packing import find_best_fit
+from composer_packing.schedules import (
+    BatchSizeWarmupScheduler,
+    MaskingRatioCooldownScheduler,
+    MaskingSchedule,
+)
+from composer_packing.sequence_packer import GreedyBestFitSequencePacker, SequencePacker
+
+__all__ = [
+    "BatchSizeWarmupScheduler",
+    "BufferedIterable",
+    "GreedyBestFitSequencePacker",
+    "MaskingRatioCooldownScheduler",
+    "MaskingSchedule",
+    "SequencePacker",
+    "find_best_fit",
+    "get_num_samples_in_packed_batch",
+    "get_num_tokens_in_packed_batch",
+    "mlm_masking",
+    "split_packed_batch",
+]

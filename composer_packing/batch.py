@@ -1,0 +1,186 @@
+"""The batch contract: what a packed batch holds, how it is split into microbatches and counted.
+
+======================  ==========================================  ===========================
+key                     batch of one rank                           microbatch (one row)
+======================  ==========================================  ===========================
+input_ids, labels       int64 `(rows, row_len)`                     int64 `(row_len,)`
+attention_mask          int64 `(rows, row_len)`, 1 = real token     int64 `(row_len,)`
+cu_seqlens              list of int32 `(segments + 1,)`             int32 `(segments + 1,)`
+max_seqlen              list of int                                 int
+mask_prob               float32 scalar, if the ratio is scheduled   same
+num_tokens              list of int, if counted: real tokens        int
+num_targets             list of int, if counted: targets            int
+num_documents           list of int, if counted: documents          int
+======================  ==========================================  ===========================
+
+Without masking `labels` is None and `attention_mask` is missing. The padding at the end of a row is one
+more segment of `cu_seqlens`, never a document. The counts are plain ints, so that nothing has to be
+counted on the device.
+"""
+
+from typing import Any
+
+import torch
+
+Batch = dict[str, Any]
+"""A batch or microbatch, as the table of this module says."""
+
+IGNORE_INDEX = -100
+"""Label of a slot that is no target."""
+
+COUNTS = ("num_tokens", "num_targets", "num_documents")
+
+
+def split_packed_batch(
+    batch: Batch,
+    microbatch_size: int | float,
+    padding_tolerance: float = 1.0,
+    mark_dynamic: bool = True,
+) -> list[Batch]:
+    """Split a packed batch into microbatches of one row each.
+
+    Args:
+        batch: a batch, as the table of this module says.
+        microbatch_size: what Composer hands over; a row is a microbatch whatever it says.
+        padding_tolerance: rows with a larger share of padding lose the padding and its segment.
+        mark_dynamic: tell the compiler that dimension 0 of `cu_seqlens` varies.
+
+    Returns:
+        One dict per row, as the table of this module says.
+    """
+    input_ids = batch["input_ids"]
+    labels = batch.get("labels")
+    attention_mask = batch.get("attention_mask")
+    microbatches = []
+    for row in range(len(input_ids)):
+        micro: Batch = {
+            "input_ids": input_ids[row],
+            "labels": None if labels is None else labels[row],
+            "cu_seqlens": batch["cu_seqlens"][row],
+            "max_seqlen": batch["max_seqlen"][row],
+        }
+        if attention_mask is not None:
+            micro["attention_mask"] = attention_mask[row]
+            _cut_padding(micro, padding_tolerance)
+        if "mask_prob" in batch:
+            micro["mask_prob"] = batch["mask_prob"]
+        micro.update({count: batch[count][row] for count in COUNTS if count in batch})
+        if mark_dynamic:
+            torch._dynamo.mark_dynamic(micro["cu_seqlens"], 0)
+        microbatches.append(micro)
+    return microbatches
+
+
+def _cut_padding(micro: Batch, padding_tolerance: float) -> None:
+    """Cut the padding off a row that has more of it than tolerated."""
+    if padding_tolerance >= 1.0:
+        return
+    row_len = len(micro["input_ids"])
+    real_tokens = int(micro["attention_mask"].sum())
+    if 1 - real_tokens / row_len <= padding_tolerance:
+        return
+    for key in ("input_ids", "labels", "attention_mask"):
+        if micro[key] is not None:
+            micro[key] = micro[key][:real_tokens]
+    micro["cu_seqlens"] = micro["cu_seqlens"][:-1]
+    micro["max_seqlen"] = int(micro["cu_seqlens"].diff().max())
+
+
+def get_num_tokens_in_packed_batch(batch: Batch) -> int:
+    """Real tokens of a batch or microbatch, as a builtin int.
+
+    Without `attention_mask` or counts nothing tells padding from a document; every slot is counted then.
+    """
+    if "num_tokens" in batch:
+        return _total(batch["num_tokens"])
+    attention_mask = batch.get("attention_mask")
+    if attention_mask is None:
+        return int(batch["input_ids"].numel())
+    return int(attention_mask.sum())
+
+
+def get_num_samples_in_packed_batch(batch: Batch) -> int:
+    """Documents of a batch or microbatch, as a builtin int; padding is none.
+
+    Without `attention_mask` or counts nothing tells padding from a document; every segment is counted then.
+    """
+    if "num_documents" in batch:
+        return _total(batch["num_documents"])
+    cu_seqlens = batch["cu_seqlens"]
+    rows = [cu_seqlens] if isinstance(cu_seqlens, torch.Tensor) else cu_seqlens
+    segments = sum(len(row) - 1 for row in rows)
+    attention_mask = batch.get("attention_mask")
+    if attention_mask is None:
+        return segments
+    return segments - int((attention_mask[..., -1] == 0).sum())
+
+
+def get_num_targets_in_packed_batch(batch: Batch) -> int:
+    """Targets of a batch or microbatch, as a builtin int; 0 where there are no labels."""
+    if "num_targets" in batch:
+        return _total(batch["num_targets"])
+    labels = batch.get("labels")
+    return 0 if labels is None else int((labels != IGNORE_INDEX).sum())
+
+
+def get_token_counts_in_packed_batch(batch: Batch) -> dict[str, int]:
+    """Composer's two token counts: `total` runs the clock, `loss_generating` weighs a microbatch's loss.
+
+    With `Trainer(accumulate_train_batch_on_tokens=True)` each target then has the same weight, in
+    whichever row or rank it lies.
+    """
+    return {
+        "total": get_num_tokens_in_packed_batch(batch),
+        "loss_generating": get_num_targets_in_packed_batch(batch),
+    }
+
+
+def with_counts(batch: Batch) -> Batch:
+    """The batch with `num_tokens`, `num_targets` and `num_documents` per row; needs `attention_mask`."""
+    attention_mask = batch["attention_mask"]
+    return batch | {
+        "num_tokens": attention_mask.sum(-1).tolist(),
+        "num_targets": (batch["labels"] != IGNORE_INDEX).sum(-1).tolist(),
+        "num_documents": [
+            len(row) - 1 - padded
+            for row, padded in zip(
+                batch["cu_seqlens"], (attention_mask[:, -1] == 0).int().tolist(), strict=True
+            )
+        ],
+    }
+
+
+def _total(count: int | list[int]) -> int:
+    return count if isinstance(count, int) else sum(count)
+
+
+def check(batch: Batch) -> None:
+    """Raise ValueError where a batch breaks the contract of this module.
+
+    `cu_seqlens` is int32, starts at 0, strictly increases and ends at the row length; `max_seqlen` is the
+    longest segment; `attention_mask` is 1 up to the end of the last document and 0 behind it; no target
+    lies behind it.
+    """
+    rows, row_len = batch["input_ids"].shape
+    for row in range(rows):
+        cu_seqlens = batch["cu_seqlens"][row]
+        lengths = cu_seqlens.diff()
+        if cu_seqlens.dtype != torch.int32:
+            raise ValueError(f"row {row}: cu_seqlens is {cu_seqlens.dtype}, not int32")
+        if cu_seqlens[0] != 0 or cu_seqlens[-1] != row_len or (lengths <= 0).any():
+            raise ValueError(f"row {row}: {cu_seqlens.tolist()=} must rise from 0 to {row_len=}")
+        if batch["max_seqlen"][row] != int(lengths.max()):
+            raise ValueError(
+                f"row {row}: max_seqlen={batch['max_seqlen'][row]} is not the longest of {lengths.tolist()}"
+            )
+        if batch.get("attention_mask") is None:
+            continue
+        attention_mask = batch["attention_mask"][row]
+        real_tokens = int(attention_mask.sum())
+        ends = (row_len, int(cu_seqlens[-2]))
+        if real_tokens not in ends or not attention_mask[:real_tokens].all():
+            raise ValueError(
+                f"row {row}: attention_mask has {real_tokens} ones, cu_seqlens ends at {ends[1]} or {row_len}"
+            )
+        if batch.get("labels") is not None and (batch["labels"][row, real_tokens:] != IGNORE_INDEX).any():
+            raise ValueError(f"row {row}: a target lies behind the last document, at {real_tokens} or later")

@@ -1,0 +1,161 @@
+"""A background thread that keeps the next items of an iterable ready.
+
+The thread fills a bounded queue; the consumer takes from it. Both wait on one condition variable, nobody
+polls. What the iterable raises is raised again, traceback and all, where the consumer stands. This file
+knows nothing of packing.
+"""
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class BufferedIterable(Generic[Item]):
+    """Iterates over `iterable` in a background thread, up to `buffer_size` items ahead.
+
+    One iterator lives at a time: a new one first closes the old, whose thread then has ended. An iterator
+    that is exhausted, closed or no longer referenced leaves no thread behind.
+
+    Args:
+        iterable: what to iterate over, anew at every `iter()`.
+        buffer_size: items kept ready at most.
+
+    Raises:
+        ValueError: `buffer_size` is below 1.
+
+    Attributes:
+        wait_seconds: time consumers have spent waiting for an item, over all iterators.
+    """
+
+    def __init__(self, iterable: Iterable[Item], buffer_size: int) -> None:
+        if buffer_size < 1:
+            raise ValueError(f"{buffer_size=} must be at least 1")
+        self.iterable = iterable
+        self.buffer_size = buffer_size
+        self.wait_seconds = 0.0
+        self._live: weakref.ref[_BufferedIterator[Item]] | None = None
+
+    def __iter__(self) -> "Iterator[Item]":
+        self.close()
+        iterator = _BufferedIterator(self)
+        self._live = weakref.ref(iterator)
+        return iterator
+
+    def close(self) -> None:
+        """End the live iterator, if there is one, and wait for its thread."""
+        iterator = None if self._live is None else self._live()
+        if iterator is not None:
+            iterator.close()
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of the packer's next batch.
+
+        Raises:
+            TypeError: the iterable is no sequence packer.
+        """
+        rows = getattr(self.iterable, "rows_per_batch", None)
+        if not isinstance(rows, int):
+            raise TypeError(
+                f"batch_size is known over a SequencePacker only, not over {type(self.iterable).__name__}"
+            )
+        return rows
+
+
+class _Queue(Generic[Item]):
+    """A bounded queue between one producer and one consumer that either of them can end."""
+
+    def __init__(self, size: int) -> None:
+        self._items: deque[Item] = deque()
+        self._size = size
+        self._changed = threading.Condition()
+        self._ended = False  # by the producer: nothing more will come
+        self._closed = False  # by the consumer: nothing more is wanted
+        self._error: BaseException | None = None
+
+    def put(self, item: Item) -> bool:
+        """Add an item once there is room; False where the consumer wants no more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._items) < self._size)
+            if not self._closed:
+                self._items.append(item)
+                self._changed.notify_all()
+            return not self._closed
+
+    def get(self) -> Item:
+        """Take an item once there is one; after the last, the producer's error once, then StopIteration."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._ended or self._closed)
+            if self._items:
+                self._changed.notify_all()
+                return self._items.popleft()
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+        raise StopIteration
+
+    def end(self, error: BaseException | None) -> None:
+        """Say that no more items come, and why."""
+        with self._changed:
+            self._ended, self._error = True, error
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Say that no more items are wanted, and forget those that wait."""
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self._error = None
+            self._changed.notify_all()
+
+
+def _fill(iterable: Iterable[Item], queue: _Queue[Item]) -> None:
+    """Body of the thread. It holds the iterable and the queue but not the iterator, so that can be freed."""
+    error: BaseException | None = None
+    try:
+        iterator = iter(iterable)
+        try:
+            for item in iterator:
+                if not queue.put(item):
+                    break
+        finally:
+            close = getattr(iterator, "close", None)
+            if close is not None:  # a generator's cleanup belongs to the thread that ran it
+                close()
+    except BaseException as raised:  # the consumer's to handle, whatever it is
+        error = raised
+    queue.end(error)
+
+
+def _end(queue: _Queue[Item], thread: threading.Thread) -> None:
+    queue.close()
+    if thread is not threading.current_thread():  # a collection may run anywhere
+        thread.join()
+
+
+class _BufferedIterator(Iterator[Item]):
+    def __init__(self, owner: BufferedIterable[Item]) -> None:
+        self._owner = owner
+        self._queue: _Queue[Item] = _Queue(owner.buffer_size)
+        thread = threading.Thread(
+            target=_fill, args=(owner.iterable, self._queue), name="composer_packing.buffered", daemon=True
+        )
+        # Runs at close(), when the iterator is collected, and at the latest at interpreter exit.
+        self._finalizer = weakref.finalize(self, _end, self._queue, thread)
+        thread.start()
+
+    def __next__(self) -> Item:
+        started = time.perf_counter()
+        try:
+            return self._queue.get()
+        finally:
+            self._owner.wait_seconds += time.perf_counter() - started
+
+    def close(self) -> None:
+        """End the thread and wait for it; the iterator is exhausted afterwards."""
+        self._finalizer()

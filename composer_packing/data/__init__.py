@@ -1,0 +1,1 @@
+"""Where documents come from: finding them, tokenizing them once, and reading them."""

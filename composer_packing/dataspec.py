@@ -1,0 +1,143 @@
+"""Packed batches as Composer takes them: a `DataSpec` for training and one for evaluation."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from composer import DataSpec
+from composer.utils import dist
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from composer_packing.batch import (
+    IGNORE_INDEX,
+    Batch,
+    get_num_samples_in_packed_batch,
+    get_token_counts_in_packed_batch,
+    split_packed_batch,
+    with_counts,
+)
+from composer_packing.buffered import BufferedIterable
+from composer_packing.config import ConfigError, TrainConfig
+from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID
+from composer_packing.data.dataset import Document, DocumentDataset
+from composer_packing.sequence_packer import GreedyBestFitSequencePacker
+
+EVAL_SOURCE_BATCH = 128
+"""Documents the evaluation packer reads at a time; it looks at ten times as many for the best fit."""
+
+
+class PackedDataset(IterableDataset[Batch]):
+    """Gives the batches of an iterable as they are; what a `DataLoader` needs to take them."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        """Number of batches; TypeError where it is unknown, as it is in training."""
+        return len(self.batches)  # type: ignore[arg-type]
+
+
+def packed_dataspec(batches: Iterable[Batch]) -> DataSpec:
+    """A `DataSpec` that splits batches into rows and counts real tokens, documents and targets.
+
+    The device only ever sees counts that were taken on the host, as plain ints.
+    """
+    loader: DataLoader[Batch] = DataLoader(
+        PackedDataset(batches), batch_size=None, num_workers=0, pin_memory=torch.cuda.is_available()
+    )
+    return DataSpec(
+        loader,
+        batch_transforms=with_counts,
+        split_batch=split_packed_batch,
+        get_num_samples_in_batch=get_num_samples_in_packed_batch,
+        get_num_tokens_in_batch=get_token_counts_in_packed_batch,
+    )
+
+
+def train_batches(documents: DocumentDataset, config: TrainConfig) -> BufferedIterable[Batch]:
+    """This rank's share of the documents, shuffled anew each epoch, packed on a background thread.
+
+    Raises:
+        ConfigError: the packer does not take the settings.
+    """
+    rank, world_size = dist.get_global_rank(), dist.get_world_size()
+    batch_size = config.device_batch_size(world_size)
+    sampler: DistributedSampler[Document] = DistributedSampler(documents, world_size, rank, seed=config.seed)
+    loader = DataLoader(documents, batch_size, sampler=sampler, collate_fn=_as_it_is)
+    settings = config.train_loader
+    minimum = settings.batch_size_warmup_min_size
+    try:
+        packer = GreedyBestFitSequencePacker.from_composer(
+            loader,
+            batch_size=batch_size,
+            micro_batch_size=config.device_train_microbatch_size,
+            max_seq_len=config.max_seq_len,
+            buffer_size=config.buffer_size(world_size),
+            pad_token_id=PAD_TOKEN_ID,
+            mask_token_id=MASK_TOKEN_ID,
+            mask_prob=config.mlm_probability,
+            seed=_seed_of_rank(config.seed, rank),
+            batch_size_warmup_min_size=None if minimum is None else minimum // world_size,
+            batch_size_warmup_tokens=settings.batch_size_warmup_tokens,
+            masking_ratio_cooldown_tokens=settings.masking_ratio_cooldown_tokens,
+            masking_ratio_cooldown_start_tokens=settings.masking_ratio_cooldown_start_tokens,
+            final_masking_ratio=settings.final_masking_ratio,
+            masking_cooldown_schedule_type=settings.masking_cooldown_schedule_type,
+            masking_ratio_step_size=settings.masking_ratio_step_size,
+            world_size=world_size,
+        )
+    except ValueError as error:
+        raise ConfigError(f"train_loader: {error}") from error
+    return BufferedIterable(packer, settings.packing_prefetch_factor)
+
+
+def eval_batches(documents: DocumentDataset, config: TrainConfig) -> list[Batch]:
+    """This rank's share of the documents in batches of one row, with masks made once.
+
+    Every document is in exactly one batch. Ranks get equally many batches: those that have fewer are given
+    rows of padding, which weigh nothing.
+    """
+    rank, world_size = dist.get_global_rank(), dist.get_world_size()
+    share = [documents[index] for index in range(rank, len(documents), world_size)]
+    batches: list[Batch] = []
+    if share:
+        # With one row per batch no document is left over at the end: an empty row takes any of them.
+        packer = GreedyBestFitSequencePacker(
+            [share[at : at + EVAL_SOURCE_BATCH] for at in range(0, len(share), EVAL_SOURCE_BATCH)],
+            src_batch_size=EVAL_SOURCE_BATCH,
+            src_max_seq_len=config.max_seq_len,
+            out_batch_size=1,
+            out_pseq_len=config.row_len,
+            buffer_size=10 * EVAL_SOURCE_BATCH,
+            pad_token_id=PAD_TOKEN_ID,
+            mask_token_id=MASK_TOKEN_ID,
+            mask_prob=config.eval_loader.mlm_probability,
+            seed=_seed_of_rank(config.seed, rank),
+        )
+        batches = list(packer)
+        assert packer.seqs_emitted == len(share)
+    most = max(dist.all_gather_object(len(batches)))
+    return batches + [_row_of_padding(config.row_len)] * (most - len(batches))
+
+
+def _row_of_padding(row_len: int) -> Batch:
+    return {
+        "input_ids": torch.full((1, row_len), PAD_TOKEN_ID),
+        "labels": torch.full((1, row_len), IGNORE_INDEX),
+        "cu_seqlens": [torch.tensor([0, row_len], dtype=torch.int32)],
+        "max_seqlen": [row_len],
+        "attention_mask": torch.zeros((1, row_len), dtype=torch.int64),
+    }
+
+
+def _seed_of_rank(seed: int, rank: int) -> int:
+    """A seed of its own for each rank, so that ranks draw different masks."""
+    return int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+
+
+def _as_it_is(documents: Sequence[Document]) -> Sequence[Document]:
+    return documents

@@ -1,0 +1,72 @@
+"""The lines a run prints: what it is about to do, and what it did."""
+
+import math
+
+import torch
+from torch import nn
+
+from composer_packing.attention import describe_attention
+from composer_packing.callbacks import RunSummary
+from composer_packing.config import TrainConfig
+from composer_packing.data.dataset import DocumentDataset
+from composer_packing.schedules import local_tokens
+
+
+def start_lines(
+    config: TrainConfig,
+    documents: DocumentDataset,
+    model: nn.Module,
+    device: str,
+    precision: str,
+    world_size: int,
+) -> str:
+    """Device, model, data, and how many batches and epochs the duration comes to.
+
+    Args:
+        config: the run.
+        documents: the training split.
+        model: what is trained.
+        device: Composer's name of it, cpu or gpu.
+        precision: Composer's name of it.
+        world_size: ranks.
+    """
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    dtype = torch.bfloat16 if "bf16" in precision else torch.float16 if "fp16" in precision else torch.float32
+    attention = describe_attention(torch.device("cuda" if device == "gpu" else "cpu"), dtype)
+    duration = local_tokens("max_duration", config.max_duration, world_size=1)
+    slots = config.global_train_batch_size * config.max_seq_len
+    rows = config.global_train_batch_size // config.device_train_microbatch_size
+    return "\n".join(
+        [
+            f"device     {world_size} x {device}, {precision}, attention: {attention}",
+            f"model      {num_parameters:,} parameters, "
+            f"ln(vocabulary) = {math.log(config.model.vocab_size):.2f}",
+            f"data       {documents.num_documents:,} documents, {documents.num_tokens:,} tokens; "
+            f"{documents.num_split:,} documents longer than {config.max_seq_len} come in pieces",
+            f"batch      {rows} rows of {config.row_len} slots = {slots:,} slots",
+            f"duration   {duration:,} tokens = about {duration / slots:,.0f} full batches "
+            f"= {duration / documents.num_tokens:.2f} epochs",
+        ]
+    )
+
+
+def end_lines(summary: RunSummary, loss_before: float, loss_after: float, checkpoint: str) -> str:
+    """What the run trained on, how well it packed, how fast it was and what it learned.
+
+    Args:
+        summary: figures of the fit.
+        loss_before: evaluation loss at the start, nats per target.
+        loss_after: the same at the end.
+        checkpoint: path of the last one.
+    """
+    return "\n".join(
+        [
+            f"trained on           {summary.num_documents:,} documents, {summary.num_tokens:,} tokens, "
+            f"{summary.num_batches:,} batches",
+            f"packing efficiency   {summary.packing_efficiency:.4f} of the slots held a token",
+            f"tokens per second    {summary.tokens_per_second:,.0f}",
+            f"waiting for data     {summary.data_wait_share:.2%} of the time",
+            f"evaluation loss      {loss_before:.3f} -> {loss_after:.3f}",
+            f"checkpoint           {checkpoint}",
+        ]
+    )

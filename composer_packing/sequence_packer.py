@@ -1,0 +1,391 @@
+"""The sequence packer: source batches in, packed batches out.
+
+A batch takes documents from the front of the waiting buffer, refills the buffer from the source until
+`buffer_size` documents have found no room, and keeps those for the next batch. An epoch ends when the
+source has ended and a batch can no longer be given a document in every row. The algorithm, the masks and
+the names are those of the packer published with ModernBERT (Warner et al., 2024).
+"""
+
+import abc
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data.distributed import DistributedSampler
+
+from composer_packing.batch import Batch
+from composer_packing.masking import check_ratio, mask_in_place
+from composer_packing.packing import NO_ROW, fill_rows, place_documents
+from composer_packing.schedules import (
+    BatchSizeWarmupScheduler,
+    MaskingRatioCooldownScheduler,
+    MaskingSchedule,
+    TokenTime,
+)
+from composer_packing.waiting import WaitingBuffer
+
+log = logging.getLogger(__name__)
+
+SourceBatch = Sequence[Mapping[str, Any]]
+"""What the loader hands the packer: `{"input_ids": ids}` per document."""
+
+
+class FilledRows(NamedTuple):
+    """Rows before masking.
+
+    Attributes:
+        input_ids: int64 `(rows, row_len)`.
+        attention_mask: int64 `(rows, row_len)`.
+        cu_seqlens: int32, of all rows.
+        offsets: int64 `(rows + 1,)`, where each row begins in `cu_seqlens`.
+        longest: int64 `(rows,)`, longest segment of each row.
+    """
+
+    input_ids: NDArray[np.int64]
+    attention_mask: NDArray[np.int64]
+    cu_seqlens: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    longest: NDArray[np.int64]
+
+
+class SequencePacker(abc.ABC):
+    """Packs documents into rows, masks them, and counts both. Where a document goes is the subclass's part.
+
+    Iterating starts an epoch. There is no `len()`: training length is given in tokens or batches.
+
+    Args:
+        src_iterable: gives source batches, anew at every `iter()`. The sampler of a DataLoader is told the
+            epoch where it is a `DistributedSampler`.
+        src_batch_size: documents per source batch.
+        src_max_seq_len: longest document of the source, in tokens; for error messages.
+        out_batch_size: rows per batch.
+        out_pseq_len: slots per row.
+        buffer_size: documents that may wait at most.
+        pad_token_id: what stands in slots without a document.
+        mask_token_id: what stands for a hidden token.
+        ignore_token_id: label of what is no target.
+        mask_prob: share of tokens that become targets, 0 to 1.
+        seed: of the masks; epoch `e` draws from `seed + e`.
+        suppress_masking: give batches with `labels=None` and no `attention_mask`.
+        batch_size_warmup_min_size: rows per batch at the start; None for no warmup.
+        batch_size_warmup_tokens: global length of that warmup; goes with the minimum.
+        masking_ratio_cooldown_tokens: global length of the mask-ratio cooldown; None for no cooldown.
+        masking_ratio_cooldown_start_tokens: global tokens before it; None for 0.
+        final_masking_ratio: ratio after it; goes with its length.
+        masking_cooldown_schedule_type: `"linear"` or `"stair"`.
+        masking_ratio_step_size: height of a stair; `"stair"` only.
+        world_size: ranks that share the global tokens.
+
+    Raises:
+        ValueError: in the constructor where numbers do not go together; while iterating where a document
+            does not fit a row or an epoch ends without a batch.
+        TypeError: while iterating where a document is no flat sequence of ids.
+
+    Attributes:
+        epoch: number of the current epoch, -1 before the first.
+        local_tokens: real tokens in the batches given so far, over all epochs.
+    """
+
+    def __init__(
+        self,
+        src_iterable: Iterable[SourceBatch],
+        src_batch_size: int,
+        src_max_seq_len: int,
+        out_batch_size: int,
+        out_pseq_len: int,
+        buffer_size: int,
+        pad_token_id: int = -1,
+        mask_token_id: int = 0,
+        ignore_token_id: int = -100,
+        mask_prob: float = 0.3,
+        seed: int = 42,
+        suppress_masking: bool = False,
+        batch_size_warmup_min_size: int | None = None,
+        batch_size_warmup_tokens: TokenTime | None = None,
+        masking_ratio_cooldown_tokens: TokenTime | None = None,
+        masking_ratio_cooldown_start_tokens: TokenTime | None = None,
+        final_masking_ratio: float | None = None,
+        masking_cooldown_schedule_type: MaskingSchedule | str = "linear",
+        masking_ratio_step_size: float | None = None,
+        world_size: int = 1,
+    ) -> None:
+        _check_positive(
+            src_batch_size=src_batch_size,
+            src_max_seq_len=src_max_seq_len,
+            out_batch_size=out_batch_size,
+            out_pseq_len=out_pseq_len,
+            world_size=world_size,
+        )
+        if buffer_size <= src_batch_size:
+            raise ValueError(
+                f"{buffer_size=} must exceed {src_batch_size=}: the buffer would never be filled"
+            )
+        check_ratio("mask_prob", mask_prob)
+        self.src_iterable = src_iterable
+        self.src_batch_size = src_batch_size
+        self.src_max_seq_len = src_max_seq_len
+        self.out_batch_size = out_batch_size
+        self.out_pseq_len = out_pseq_len
+        self.buffer_size = buffer_size
+        self.pad_token_id = pad_token_id
+        self.mask_token_id = mask_token_id
+        self.ignore_token_id = ignore_token_id
+        self.mask_prob = mask_prob
+        self.seed = seed
+        self.suppress_masking = suppress_masking
+
+        _check_together(
+            batch_size_warmup_min_size=batch_size_warmup_min_size,
+            batch_size_warmup_tokens=batch_size_warmup_tokens,
+        )
+        self._rows_schedule: BatchSizeWarmupScheduler | None = None
+        if batch_size_warmup_min_size is not None and batch_size_warmup_tokens is not None:
+            self._rows_schedule = BatchSizeWarmupScheduler(
+                batch_size_warmup_min_size, out_batch_size, batch_size_warmup_tokens, world_size
+            )
+        _check_together(
+            masking_ratio_cooldown_tokens=masking_ratio_cooldown_tokens,
+            final_masking_ratio=final_masking_ratio,
+        )
+        self._ratio_schedule: MaskingRatioCooldownScheduler | None = None
+        if masking_ratio_cooldown_tokens is not None and final_masking_ratio is not None:
+            self._ratio_schedule = MaskingRatioCooldownScheduler(
+                mask_prob,
+                final_masking_ratio,
+                masking_ratio_cooldown_tokens,
+                masking_ratio_cooldown_start_tokens or 0,
+                masking_cooldown_schedule_type,
+                masking_ratio_step_size,
+                world_size,
+            )
+
+        self.epoch = -1
+        self.local_tokens = 0
+        self._seqs_consumed = 0
+        self._seqs_emitted = 0
+        self._waiting = WaitingBuffer()
+
+    @property
+    def seqs_consumed(self) -> int:
+        """Non-empty documents read this epoch."""
+        return self._seqs_consumed
+
+    @property
+    def seqs_emitted(self) -> int:
+        """Documents in the batches given this epoch."""
+        return self._seqs_emitted
+
+    @property
+    def rows_per_batch(self) -> int:
+        """Rows of the next batch."""
+        return self.out_batch_size if self._rows_schedule is None else self._rows_schedule(self.local_tokens)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.epoch += 1
+        self._seqs_consumed = 0
+        self._seqs_emitted = 0
+        self._waiting = WaitingBuffer()
+        sampler = getattr(self.src_iterable, "sampler", None)
+        if isinstance(sampler, DistributedSampler):
+            sampler.set_epoch(self.epoch)
+        return self._batches()
+
+    def _batches(self) -> Iterator[Batch]:
+        rng = np.random.default_rng(self.seed + self.epoch)
+        source = iter(self.src_iterable)
+        while (packed := self._pack(source)) is not None:
+            yield self._finish(packed, rng)
+        if self._seqs_emitted == 0:
+            raise ValueError(
+                f"epoch {self.epoch}: the source gave {self._seqs_consumed} documents, too few to "
+                f"put one in each of {self.rows_per_batch} rows of {self.out_pseq_len} slots; "
+                f"lower the batch size or the row length"
+            )
+        log.info(
+            "epoch %d: %d documents packed, %d left over at the end",
+            self.epoch,
+            self._seqs_emitted,
+            self._seqs_consumed - self._seqs_emitted,
+        )
+
+    def _pack(self, source: Iterator[SourceBatch]) -> FilledRows | None:
+        """Take documents until no more find room; None where a row stays empty."""
+        rows = self.rows_per_batch
+        waiting = self._waiting
+        remaining_spaces = np.full(rows, self.out_pseq_len, np.int64)
+        placements: list[NDArray[np.int64]] = []
+        placed = 0  # documents of the buffer that have been looked at
+        skipped = 0
+        while len(waiting) > placed or self._refill(source, self.buffer_size - skipped):
+            row_of_document = self._place(waiting.lengths[placed:], remaining_spaces)
+            placements.append(row_of_document)
+            placed = len(waiting)
+            skipped += int((row_of_document == NO_ROW).sum())
+        if not placements or remaining_spaces.max() == self.out_pseq_len:
+            return None
+
+        row_of_document = np.concatenate(placements)
+        input_ids = np.empty((rows, self.out_pseq_len), np.int64)
+        attention_mask = np.empty_like(input_ids)
+        segments = fill_rows(
+            waiting.tokens,
+            waiting.starts,
+            waiting.lengths,
+            row_of_document,
+            input_ids,
+            attention_mask,
+            self.pad_token_id,
+        )
+        self._seqs_emitted += len(waiting) - skipped
+        # Put back to the front one by one, the last skipped comes first.
+        waiting.keep(np.flatnonzero(row_of_document == NO_ROW)[::-1])
+        return FilledRows(input_ids, attention_mask, *segments)
+
+    def _refill(self, source: Iterator[SourceBatch], limit: int) -> int:
+        """Read source batches, at most `limit` documents; give the number of non-empty ones."""
+        added = 0
+        while self.buffer_size - added > self.src_batch_size and added + self.src_batch_size <= limit:
+            source_batch = next(source, None)
+            if source_batch is None:
+                break
+            added += self._waiting.append(source_batch)
+        if added:
+            longest = int(self._waiting.lengths[-added:].max())
+            if longest > self.out_pseq_len:
+                raise ValueError(
+                    f"a document of {longest} tokens does not fit a row of {self.out_pseq_len} slots "
+                    f"(src_max_seq_len={self.src_max_seq_len}); cut or split it before it is packed"
+                )
+        self._seqs_consumed += added
+        return added
+
+    @abc.abstractmethod
+    def _place(self, lengths: NDArray[np.int64], remaining_spaces: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Choose the row of each document, -1 for none, and lower `remaining_spaces` accordingly.
+
+        Args:
+            lengths: int64 `(documents,)`, in waiting order.
+            remaining_spaces: int64 `(rows,)`, free slots of each row.
+        """
+
+    def _finish(self, filled: FilledRows, rng: np.random.Generator) -> Batch:
+        """Mask the filled rows and make a batch of them."""
+        batch: Batch = {
+            "input_ids": torch.from_numpy(filled.input_ids),
+            "labels": None,
+            "cu_seqlens": [
+                torch.from_numpy(row) for row in np.split(filled.cu_seqlens, filled.offsets[1:-1])
+            ],
+            "max_seqlen": filled.longest.tolist(),
+        }
+        mask_prob = (
+            self.mask_prob if self._ratio_schedule is None else self._ratio_schedule(self.local_tokens)
+        )
+        if not self.suppress_masking:
+            labels = mask_in_place(
+                filled.input_ids,
+                filled.attention_mask == 1,
+                mask_prob,
+                self.mask_token_id,
+                self.ignore_token_id,
+                rng,
+            )
+            batch["labels"] = torch.from_numpy(labels)
+            batch["attention_mask"] = torch.from_numpy(filled.attention_mask)
+            if self._ratio_schedule is not None:
+                batch["mask_prob"] = torch.tensor(mask_prob, dtype=torch.float32)
+        self.local_tokens += int(filled.attention_mask.sum())
+        return batch
+
+
+class GreedyBestFitSequencePacker(SequencePacker):
+    """Each document goes to the row with the least room that holds it; see `packing` for a picture."""
+
+    @classmethod
+    def from_composer(
+        cls,
+        src_iterable: Iterable[SourceBatch],
+        batch_size: int = 512,
+        micro_batch_size: int = 32,
+        max_seq_len: int = 1024,
+        buffer_size: int = 5120,
+        pad_token_id: int = -1,
+        mask_token_id: int = 0,
+        ignore_token_id: int = -100,
+        mask_prob: float = 0.3,
+        seed: int = 42,
+        suppress_masking: bool = False,
+        batch_size_warmup_min_size: int | None = None,
+        batch_size_warmup_tokens: TokenTime | None = None,
+        masking_ratio_cooldown_tokens: TokenTime | None = None,
+        masking_ratio_cooldown_start_tokens: TokenTime | None = None,
+        final_masking_ratio: float | None = None,
+        masking_cooldown_schedule_type: MaskingSchedule | str = "linear",
+        masking_ratio_step_size: float | None = None,
+        world_size: int = 1,
+    ) -> "GreedyBestFitSequencePacker":
+        """A packer in Composer's terms: a row takes the place of a microbatch of padded sequences.
+
+        Args:
+            src_iterable: gives source batches of `batch_size` documents.
+            batch_size: sequences per optimizer step on this rank.
+            micro_batch_size: sequences per microbatch; a row has `micro_batch_size * max_seq_len` slots.
+            max_seq_len: longest document, in tokens.
+            buffer_size: documents that may wait at most.
+            batch_size_warmup_min_size: sequences per step at the start, a multiple of `micro_batch_size`.
+
+        The other arguments are the constructor's.
+
+        Raises:
+            ValueError: sizes do not divide, or as the constructor says.
+        """
+        _check_positive(batch_size=batch_size, micro_batch_size=micro_batch_size, max_seq_len=max_seq_len)
+        if batch_size % micro_batch_size:
+            raise ValueError(f"{batch_size=} must be a multiple of {micro_batch_size=}")
+        if batch_size_warmup_min_size is not None:
+            if batch_size_warmup_min_size % micro_batch_size:
+                raise ValueError(f"{batch_size_warmup_min_size=} must be a multiple of {micro_batch_size=}")
+            batch_size_warmup_min_size //= micro_batch_size
+        return cls(
+            src_iterable=src_iterable,
+            src_batch_size=batch_size,
+            src_max_seq_len=max_seq_len,
+            out_batch_size=batch_size // micro_batch_size,
+            out_pseq_len=micro_batch_size * max_seq_len,
+            buffer_size=buffer_size,
+            pad_token_id=pad_token_id,
+            mask_token_id=mask_token_id,
+            ignore_token_id=ignore_token_id,
+            mask_prob=mask_prob,
+            seed=seed,
+            suppress_masking=suppress_masking,
+            batch_size_warmup_min_size=batch_size_warmup_min_size,
+            batch_size_warmup_tokens=batch_size_warmup_tokens,
+            masking_ratio_cooldown_tokens=masking_ratio_cooldown_tokens,
+            masking_ratio_cooldown_start_tokens=masking_ratio_cooldown_start_tokens,
+            final_masking_ratio=final_masking_ratio,
+            masking_cooldown_schedule_type=masking_cooldown_schedule_type,
+            masking_ratio_step_size=masking_ratio_step_size,
+            world_size=world_size,
+        )
+
+    def _place(self, lengths: NDArray[np.int64], remaining_spaces: NDArray[np.int64]) -> NDArray[np.int64]:
+        placed: NDArray[np.int64] = place_documents(lengths, remaining_spaces)
+        return placed
+
+
+def _check_positive(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < 1:
+            raise ValueError(f"{name}={number} must be at least 1")
+
+
+def _check_together(**options: object) -> None:
+    """Raise ValueError where some options are given and others are None."""
+    missing = [name for name, value in options.items() if value is None]
+    if missing and len(missing) < len(options):
+        given = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
+        raise ValueError(f"{given} needs {', '.join(missing)} too")

@@ -1,0 +1,113 @@
+"""The waiting buffer: documents read but not yet placed, as slices of one token array.
+
+Documents are copied in once and never one by one afterwards. Those that leave give their slots back when
+they outweigh those that stay: the rest is then moved to the front in one go, so that a token is moved
+less than once on average and memory grows with what waits, not with what was read.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from composer_packing.packing import compiled
+
+
+class WaitingBuffer:
+    """Documents in reading order.
+
+    Attributes:
+        tokens: int64, holds every document's tokens.
+        starts: int64 `(documents,)`, where each document begins in `tokens`.
+        lengths: int64 `(documents,)`, each at least 1.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = np.empty(1024, np.int64)
+        self.starts = np.empty(0, np.int64)
+        self.lengths = np.empty(0, np.int64)
+        self._end = 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def append(self, source_batch: Sequence[Mapping[str, Any]]) -> int:
+        """Add the non-empty documents of a source batch and say how many they are.
+
+        Args:
+            source_batch: `{"input_ids": ids}` per document; ids are a list, numpy array or CPU tensor of
+                integers, one-dimensional.
+
+        Raises:
+            TypeError: the source batch or a document is something else.
+        """
+        documents = [document for document in _input_ids(source_batch) if len(document)]
+        if not documents:
+            return 0
+        lengths = np.fromiter(map(len, documents), np.int64, len(documents))
+        total = int(lengths.sum())
+        self._make_room(total)
+        try:
+            np.concatenate(documents, out=self.tokens[self._end : self._end + total], casting="same_kind")
+        except (TypeError, ValueError, OverflowError) as error:
+            raise TypeError(_which_is_wrong(documents)) from error
+        self.starts = np.concatenate([self.starts, self._end + np.cumsum(lengths) - lengths])
+        self.lengths = np.concatenate([self.lengths, lengths])
+        self._end += total
+        return len(documents)
+
+    def keep(self, documents: NDArray[np.int64]) -> None:
+        """Keep these documents, given by their places, in this order; forget the others."""
+        self.starts = self.starts[documents]
+        self.lengths = self.lengths[documents]
+        waiting_tokens = int(self.lengths.sum())
+        if self._end > 2 * waiting_tokens:
+            self.tokens[:waiting_tokens] = _gathered(self.tokens, self.starts, self.lengths, waiting_tokens)
+            self.starts = np.cumsum(self.lengths) - self.lengths
+            self._end = waiting_tokens
+
+    def _make_room(self, tokens: int) -> None:
+        needed = self._end + tokens
+        if needed > len(self.tokens):
+            grown = np.empty(max(needed, 2 * len(self.tokens)), np.int64)
+            grown[: self._end] = self.tokens[: self._end]
+            self.tokens = grown
+
+
+@compiled
+def _gathered(
+    tokens: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64], total: int
+) -> NDArray[np.int64]:
+    """The documents' tokens end to end, in a new array."""
+    gathered = np.empty(total, np.int64)
+    at = 0
+    for document in range(len(lengths)):
+        for i in range(lengths[document]):
+            gathered[at + i] = tokens[starts[document] + i]
+        at += lengths[document]
+    return gathered
+
+
+def _input_ids(source_batch: Sequence[Mapping[str, Any]]) -> list[Any]:
+    try:
+        return [document["input_ids"] for document in source_batch]
+    except (TypeError, KeyError, IndexError) as error:
+        raise TypeError(
+            f"a source batch must be a list of {{'input_ids': ids}}, one per document; "
+            f"got {type(source_batch).__name__}: {str(source_batch)[:80]}"
+        ) from error
+
+
+def _which_is_wrong(documents: list[Any]) -> str:
+    """Name the first document that is no flat sequence of int64 ids."""
+    for document in documents:
+        try:
+            ids = np.asarray(document)
+            np.concatenate([ids], out=np.empty(len(document), np.int64), casting="same_kind")
+        except (TypeError, ValueError, OverflowError):
+            return (
+                f"input_ids must be a flat sequence of integers that fit int64; got "
+                f"{type(document).__name__}: {str(document)[:80]}"
+            )
+    raise AssertionError("every document is well formed")

@@ -1,0 +1,125 @@
+"""Train a language encoder on packed rows: `composer train.py yamls/pretrain.yaml key=value ...`."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+from composer import Evaluator, Trainer
+from composer.callbacks import LRMonitor
+from composer.optim import DecoupledAdamW
+from composer.utils import dist, get_device, reproducibility
+
+from composer_packing.callbacks import PackingMonitor
+from composer_packing.composer_model import PackedMaskedLM
+from composer_packing.config import ConfigError, TrainConfig, load
+from composer_packing.data.corpus import Corpus, open_or_build
+from composer_packing.data.dataset import DocumentDataset
+from composer_packing.dataspec import eval_batches, packed_dataspec, train_batches
+from composer_packing.optim import WarmupStableDecayScheduler, parameter_groups
+from composer_packing.report import end_lines, start_lines
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command; the exit code is 0, or 2 for what the user can mend."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: composer train.py FILE.yaml [key=value ...]")
+        return 0 if arguments else 2
+    try:
+        train(load(arguments[0], arguments[1:], dist.get_world_size()))
+    except ConfigError as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def train(config: TrainConfig) -> None:
+    """Build the parts, evaluate, fit, evaluate, and print what happened."""
+    if config.device == "gpu" and not torch.cuda.is_available():
+        raise ConfigError("device=gpu: there is no GPU here; leave the key out or give cpu")
+    device = get_device(config.device)
+    precision = config.precision_on(device.name)
+    if device.name == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // dist.get_local_world_size()))
+    dist.initialize_dist(device)
+    reproducibility.seed_all(config.seed)
+
+    corpus = open_corpus(config)
+    train_documents = DocumentDataset(*corpus.split("train"), config.max_seq_len)
+    eval_documents = DocumentDataset(*corpus.split("val"), config.max_seq_len)
+    batches = train_batches(train_documents, config)
+    model = PackedMaskedLM(config.model)
+    monitor = PackingMonitor(batches)
+    trainer = Trainer(
+        model=model,
+        train_dataloader=packed_dataspec(batches),
+        eval_dataloader=Evaluator(
+            label="eval", dataloader=packed_dataspec(eval_batches(eval_documents, config))
+        ),
+        optimizers=DecoupledAdamW(
+            parameter_groups(model, config.optimizer.weight_decay),
+            lr=config.optimizer.lr,
+            betas=config.optimizer.betas,
+            eps=config.optimizer.eps,
+            weight_decay=config.optimizer.weight_decay,
+        ),
+        schedulers=WarmupStableDecayScheduler(
+            config.scheduler.t_warmup, config.scheduler.t_decay, config.scheduler.alpha_f
+        ),
+        max_duration=config.max_duration,
+        eval_interval=config.eval_interval or config.max_duration,
+        accumulate_train_batch_on_tokens=True,
+        device_train_microbatch_size=1,  # a row is a microbatch
+        device=device,
+        precision=precision,
+        seed=config.seed,
+        run_name=config.run_name,
+        callbacks=[monitor, LRMonitor()],
+        progress_bar=config.progress_bar,
+        log_to_console=config.log_to_console,
+        console_log_interval=config.console_log_interval,
+        save_folder=config.save_folder,
+        save_interval=config.save_interval or config.max_duration,
+        save_overwrite=config.save_overwrite,
+    )
+    try:
+        say(start_lines(config, train_documents, model, device.name, precision, dist.get_world_size()))
+        trainer.eval()
+        before = eval_loss(trainer)
+        trainer.fit()
+        assert monitor.summary is not None
+        checkpoints = trainer.saved_checkpoints
+        say(
+            end_lines(monitor.summary, before, eval_loss(trainer), checkpoints[-1] if checkpoints else "none")
+        )
+    except FileExistsError as error:
+        raise ConfigError(f"save_folder={config.save_folder}: {error}; give another run_name") from error
+    finally:
+        batches.close()
+        trainer.close()
+
+
+def open_corpus(config: TrainConfig) -> Corpus:
+    """The corpus, built by the first rank of this machine while the others wait."""
+    with dist.run_local_rank_zero_first():
+        try:
+            return open_or_build(Path(config.data.cache_folder), config.data.vocab_size)
+        except OSError as error:
+            raise ConfigError(
+                f"data.cache_folder={config.data.cache_folder}: {error}; give a folder that can be written"
+            ) from error
+
+
+def eval_loss(trainer: Trainer) -> float:
+    """Cross entropy per target of the last evaluation, over all ranks; every rank must ask."""
+    return float(trainer.state.eval_metrics["eval"]["LanguageCrossEntropy"].compute())
+
+
+def say(text: str) -> None:
+    """Print on the first rank."""
+    if dist.get_global_rank() == 0:
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
