@@ -57,15 +57,9 @@ def train(config: TrainConfig) -> None:
             label="eval", dataloader=packed_dataspec(eval_batches(eval_documents, config))
         ),
         optimizers=DecoupledAdamW(
-            parameter_groups(model, config.optimizer.weight_decay),
-            lr=config.optimizer.lr,
-            betas=config.optimizer.betas,
-            eps=config.optimizer.eps,
-            weight_decay=config.optimizer.weight_decay,
+            parameter_groups(model, config.optimizer.weight_decay), **vars(config.optimizer)
         ),
-        schedulers=WarmupStableDecayScheduler(
-            config.scheduler.t_warmup, config.scheduler.t_decay, config.scheduler.alpha_f
-        ),
+        schedulers=WarmupStableDecayScheduler(**vars(config.scheduler)),
         max_duration=config.max_duration,
         eval_interval=config.eval_interval or config.max_duration,
         accumulate_train_batch_on_tokens=True,
@@ -87,16 +81,14 @@ def train(config: TrainConfig) -> None:
         trainer.eval()
         before = eval_loss(trainer)
         trainer.fit()
-        assert monitor.summary is not None
-        checkpoints = trainer.saved_checkpoints
-        say(
-            end_lines(monitor.summary, before, eval_loss(trainer), checkpoints[-1] if checkpoints else "none")
-        )
+        after = eval_loss(trainer)
     except FileExistsError as error:
         raise ConfigError(f"save_folder={config.save_folder}: {error}; give another run_name") from error
     finally:
         batches.close()
         trainer.close()
+    assert monitor.summary is not None
+    say(end_lines(monitor.summary, before, after, trainer.saved_checkpoints))
 
 
 def open_corpus(config: TrainConfig) -> Corpus:

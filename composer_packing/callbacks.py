@@ -20,7 +20,7 @@ class RunSummary:
         num_tokens: real tokens trained on.
         num_batches: optimizer steps.
         packing_efficiency: share of slots that held a real token.
-        tokens_per_second: real tokens by seconds of fit, evaluations within it included.
+        tokens_per_second: real tokens by seconds of fit, evaluations left out.
         data_wait_share: share of those seconds that the slowest rank waited for a packed batch.
     """
 
@@ -51,13 +51,24 @@ class PackingMonitor(Callback):
         self._slots = 0
         self._tokens = 0
         self._documents = 0
-        self._started = self._batch_started = 0.0
+        self._started = self._batch_started = self._eval_started = self._eval_seconds = 0.0
         self._waited_before = self._waited_before_batch = 0.0
 
     def fit_start(self, state: State, logger: Logger) -> None:
         """Start the clock."""
         self._started = self._batch_started = time.perf_counter()
         self._waited_before = self._waited_before_batch = self._batches.wait_seconds
+        self._eval_seconds = 0.0
+
+    def eval_start(self, state: State, logger: Logger) -> None:
+        """Stop the clock."""
+        self._eval_started = time.perf_counter()
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        """Start it again."""
+        seconds = time.perf_counter() - self._eval_started
+        self._eval_seconds += seconds
+        self._batch_started += seconds
 
     def batch_end(self, state: State, logger: Logger) -> None:
         """Log the batch; all counts are host integers."""
@@ -86,7 +97,7 @@ class PackingMonitor(Callback):
 
     def fit_end(self, state: State, logger: Logger) -> None:
         """Sum up over ranks."""
-        seconds = time.perf_counter() - self._started
+        seconds = time.perf_counter() - self._started - self._eval_seconds
         counts = torch.tensor([self._documents, self._tokens, self._slots], dtype=torch.int64)
         wait_share = torch.tensor([(self._batches.wait_seconds - self._waited_before) / seconds])
         counts, wait_share = state.device.tensor_to_device(counts), state.device.tensor_to_device(wait_share)

@@ -1,6 +1,7 @@
 """The lines a run prints: what it is about to do, and what it did."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -50,14 +51,14 @@ def start_lines(
     )
 
 
-def end_lines(summary: RunSummary, loss_before: float, loss_after: float, checkpoint: str) -> str:
+def end_lines(summary: RunSummary, loss_before: float, loss_after: float, checkpoints: Sequence[str]) -> str:
     """What the run trained on, how well it packed, how fast it was and what it learned.
 
     Args:
         summary: figures of the fit.
         loss_before: evaluation loss at the start, nats per target.
         loss_after: the same at the end.
-        checkpoint: path of the last one.
+        checkpoints: paths of those that were written, oldest first.
     """
     return "\n".join(
         [
@@ -67,6 +68,6 @@ def end_lines(summary: RunSummary, loss_before: float, loss_after: float, checkp
             f"tokens per second    {summary.tokens_per_second:,.0f}",
             f"waiting for data     {summary.data_wait_share:.2%} of the time",
             f"evaluation loss      {loss_before:.3f} -> {loss_after:.3f}",
-            f"checkpoint           {checkpoint}",
+            f"checkpoint           {checkpoints[-1] if checkpoints else 'none'}",
         ]
     )

@@ -150,6 +150,12 @@ class SequencePacker(abc.ABC):
             masking_ratio_cooldown_tokens=masking_ratio_cooldown_tokens,
             final_masking_ratio=final_masking_ratio,
         )
+        if masking_ratio_cooldown_tokens is None:
+            _check_absent(
+                "masking_ratio_cooldown_tokens",
+                masking_ratio_cooldown_start_tokens=masking_ratio_cooldown_start_tokens,
+                masking_ratio_step_size=masking_ratio_step_size,
+            )
         self._ratio_schedule: MaskingRatioCooldownScheduler | None = None
         if masking_ratio_cooldown_tokens is not None and final_masking_ratio is not None:
             self._ratio_schedule = MaskingRatioCooldownScheduler(
@@ -389,3 +395,10 @@ def _check_together(**options: object) -> None:
     if missing and len(missing) < len(options):
         given = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
         raise ValueError(f"{given} needs {', '.join(missing)} too")
+
+
+def _check_absent(needed: str, **options: object) -> None:
+    """Raise ValueError where an option is given that means nothing without another."""
+    for name, value in options.items():
+        if value is not None:
+            raise ValueError(f"{name}={value!r} needs {needed} too")

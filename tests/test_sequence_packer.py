@@ -1,0 +1,284 @@
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+from composer_packing import GreedyBestFitSequencePacker
+from composer_packing.batch import check
+from tests import reference
+
+Documents = list[list[int]]
+
+
+def wrapped(source_batches: list[Documents], kind: Callable[[list[int]], Any] = list) -> list[Any]:
+    return [[{"input_ids": kind(document)} for document in batch] for batch in source_batches]
+
+
+def plain(batch: dict[str, Any]) -> dict[str, Any]:
+    """Tensors to lists, to compare."""
+
+    def value(of: Any) -> Any:
+        return (
+            [value(each) for each in of]
+            if isinstance(of, list)
+            else of.tolist()
+            if hasattr(of, "tolist")
+            else of
+        )
+
+    return {key: value(of) for key, of in batch.items()}
+
+
+@pytest.mark.parametrize("case", range(14))
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_golden_batches_come_out_to_the_bit(golden: dict[str, Any], case: int, kind: Any) -> None:
+    given = golden["cases"][case]
+    packer = GreedyBestFitSequencePacker(
+        wrapped(given["source_batches"], lambda ids: kind(ids) if ids else ids),
+        src_max_seq_len=given["params"]["out_pseq_len"],
+        **given["params"],
+    )
+    for expected in given["expected_epochs"]:
+        assert [plain(batch) for batch in packer] == expected
+
+
+def test_batches_have_the_types_of_the_contract(golden: dict[str, Any]) -> None:
+    given = golden["cases"][2]
+    packer = GreedyBestFitSequencePacker(
+        wrapped(given["source_batches"]), src_max_seq_len=23, **given["params"]
+    )
+    for batch in packer:
+        check(batch)
+        assert {batch[key].dtype for key in ("input_ids", "labels", "attention_mask")} == {torch.int64}
+        assert {type(longest) for longest in batch["max_seqlen"]} == {int}
+        assert batch["mask_prob"].dtype == torch.float32
+        assert batch["mask_prob"].shape == ()
+
+
+streams = st.fixed_dictionaries(
+    {
+        "row_len": st.integers(1, 24),
+        "rows": st.integers(1, 5),
+        "src_batch_size": st.integers(1, 6),
+        "extra_buffer": st.integers(1, 20),
+        "lengths": st.lists(st.integers(0, 24), max_size=80),
+        "mask_prob": st.sampled_from([0.0, 0.15, 0.3, 1.0]),
+        "seed": st.integers(0, 1000),
+        "pad_token_id": st.sampled_from([-1, 0, 7]),
+    }
+)
+
+
+@given(streams)
+def test_any_stream_gives_what_the_reference_gives_and_every_document_is_accounted_for(
+    stream: dict[str, Any],
+) -> None:
+    lengths = [min(length, stream["row_len"]) for length in stream["lengths"]]
+    ids = iter(range(10, 10_000))
+    documents = [[next(ids) for _ in range(length)] for length in lengths]
+    size = stream["src_batch_size"]
+    source = [documents[at : at + size] for at in range(0, len(documents), size)]
+    settings = {
+        "src_batch_size": size,
+        "out_batch_size": stream["rows"],
+        "out_pseq_len": stream["row_len"],
+        "buffer_size": size + stream["extra_buffer"],
+        "pad_token_id": stream["pad_token_id"],
+        "mask_token_id": 3,
+        "mask_prob": stream["mask_prob"],
+        "seed": stream["seed"],
+    }
+    packer = GreedyBestFitSequencePacker(wrapped(source), src_max_seq_len=24, **settings)
+    for epoch in (0, 1):
+        expected = list(reference.epoch_batches(source, epoch, **settings))
+        assume(expected)
+        got = list(packer)
+        for batch in got:
+            check(batch)
+        placed = [document for batch in expected for row in batch.pop("documents") for document in row]
+        assert [plain(batch) for batch in got] == expected
+
+        left = [document for document in documents if document and document not in placed]
+        assert sorted(placed + left) == sorted(document for document in documents if document)
+        assert packer.epoch == epoch
+        assert packer.seqs_emitted == len(placed)
+        assert packer.seqs_consumed == sum(length > 0 for length in lengths)
+    assert packer.local_tokens == 2 * sum(map(len, placed))
+
+
+def test_a_token_that_equals_the_padding_id_is_still_a_token() -> None:
+    packer = GreedyBestFitSequencePacker(wrapped([[[0, 5, 0]]]), 1, 4, 1, 4, 2, pad_token_id=0, mask_prob=0.0)
+    (batch,) = packer
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0]]
+    assert packer.local_tokens == 3
+
+
+def test_documents_that_found_no_room_come_first_in_the_next_batch_the_last_of_them_foremost() -> None:
+    source = wrapped([[[1] * 5, [2] * 4, [3] * 4, [4] * 5, [5] * 5]])
+    packer = GreedyBestFitSequencePacker(source, 5, 5, 1, 5, 6, suppress_masking=True)
+    assert [batch["input_ids"][0, 0].item() for batch in packer] == [1, 5, 2, 4, 3]
+
+
+def test_suppressing_masks_leaves_no_labels_but_schedules_advance() -> None:
+    source = wrapped([[[1] * 4] * 8])
+    packer = GreedyBestFitSequencePacker(
+        source,
+        8,
+        4,
+        4,
+        4,
+        9,
+        suppress_masking=True,
+        batch_size_warmup_min_size=1,
+        batch_size_warmup_tokens=12,
+    )
+    batches = list(packer)
+    assert all(batch["labels"] is None and "attention_mask" not in batch for batch in batches)
+    assert [len(batch["input_ids"]) for batch in batches] == [1, 2, 4]
+    assert packer.local_tokens == 28
+
+
+def test_the_warmup_goes_on_in_the_next_epoch() -> None:
+    packer = GreedyBestFitSequencePacker(
+        wrapped([[[1] * 4] * 4]), 4, 4, 2, 4, 5, batch_size_warmup_min_size=1, batch_size_warmup_tokens=16
+    )
+    assert [len(batch["input_ids"]) for batch in packer] == [1] * 4
+    assert packer.rows_per_batch == 2
+    assert [len(batch["input_ids"]) for batch in packer] == [2] * 2
+
+
+def test_every_epoch_draws_other_masks_and_a_new_packer_the_same_ones() -> None:
+    def epochs() -> list[list[Any]]:
+        packer = GreedyBestFitSequencePacker(wrapped([[list(range(10, 42))] * 4]), 4, 32, 2, 32, 5, seed=1)
+        return [[plain(batch) for batch in packer] for _ in range(2)]
+
+    first, again = epochs(), epochs()
+    assert first == again
+    assert first[0] != first[1]
+
+
+class Numbered(Dataset[dict[str, list[int]]]):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        return {"input_ids": [10 + index] * 4}
+
+
+def test_the_distributed_sampler_is_told_the_epoch() -> None:
+    dataset = Numbered()
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=2, rank=1, seed=3)
+    loader = DataLoader(dataset, batch_size=4, sampler=sampler, collate_fn=lambda documents: documents)
+    packer = GreedyBestFitSequencePacker(loader, 4, 4, 2, 4, 5, suppress_masking=True)
+    for epoch in range(3):
+        order = [int(row[0]) - 10 for batch in packer for row in batch["input_ids"]]
+        assert sampler.epoch == epoch
+        assert sorted(order) == sorted(sampler)
+
+
+def test_a_batch_is_given_before_the_source_is_exhausted() -> None:
+    read = 0
+
+    def source() -> Iterator[Any]:
+        nonlocal read
+        while True:
+            read += 1
+            yield [{"input_ids": [1, 2]}] * 2
+
+    class Endless:
+        def __iter__(self) -> Iterator[Any]:
+            return source()
+
+    packer = GreedyBestFitSequencePacker(Endless(), 2, 2, 2, 4, 8)
+    next(iter(packer))
+    assert read <= 8
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"buffer_size": 4}, "buffer_size=4 must exceed src_batch_size=4"),
+        ({"buffer_size": 1}, "buffer_size=1 must exceed"),
+        ({"src_batch_size": 0}, "src_batch_size=0"),
+        ({"src_max_seq_len": 0}, "src_max_seq_len=0"),
+        ({"out_batch_size": 0}, "out_batch_size=0"),
+        ({"out_pseq_len": -3}, "out_pseq_len=-3"),
+        ({"world_size": 0}, "world_size=0"),
+        ({"mask_prob": 1.5}, "mask_prob=1.5"),
+        ({"batch_size_warmup_min_size": 1}, "batch_size_warmup_min_size=1 needs batch_size_warmup_tokens"),
+        ({"batch_size_warmup_tokens": "5tok"}, "batch_size_warmup_tokens='5tok' needs batch_size_warmup_min"),
+        ({"batch_size_warmup_tokens": "5ba", "batch_size_warmup_min_size": 1}, "'5ba'"),
+        ({"batch_size_warmup_tokens": 5, "batch_size_warmup_min_size": 9}, "min_batch_size=9"),
+        ({"final_masking_ratio": 0.1}, "final_masking_ratio=0.1 needs masking_ratio_cooldown_tokens"),
+        ({"masking_ratio_cooldown_start_tokens": 5}, "needs masking_ratio_cooldown_tokens"),
+    ],
+)
+def test_numbers_that_do_not_go_together_are_an_error_that_shows_them(
+    changed: dict[str, Any], message: str
+) -> None:
+    settings = {
+        "src_batch_size": 4,
+        "src_max_seq_len": 8,
+        "out_batch_size": 2,
+        "out_pseq_len": 8,
+        "buffer_size": 9,
+    }
+    with pytest.raises(ValueError, match=message):
+        GreedyBestFitSequencePacker([], **(settings | changed))
+
+
+def test_a_document_longer_than_a_row_is_an_error_that_shows_the_lengths() -> None:
+    packer = GreedyBestFitSequencePacker(wrapped([[[1], [2] * 9]]), 2, 8, 1, 8, 3)
+    with pytest.raises(ValueError, match=r"document of 9 tokens does not fit a row of 8 slots"):
+        next(iter(packer))
+
+
+@pytest.mark.parametrize("source", [[], [[]], [[[], []]], [[[1, 2]]]])
+def test_a_source_too_small_for_a_batch_is_an_error_not_an_empty_epoch(source: list[Documents]) -> None:
+    packer = GreedyBestFitSequencePacker(wrapped(source), 2, 8, 2, 8, 3)
+    documents = sum(bool(document) for batch in source for document in batch)
+    with pytest.raises(ValueError, match=f"gave {documents} documents, too few"):
+        list(packer)
+
+
+def test_from_composer_turns_sequences_into_rows() -> None:
+    packer = GreedyBestFitSequencePacker.from_composer(
+        [],
+        batch_size=24,
+        micro_batch_size=4,
+        max_seq_len=16,
+        buffer_size=100,
+        batch_size_warmup_min_size=8,
+        batch_size_warmup_tokens="1000tok",
+    )
+    assert (packer.src_batch_size, packer.src_max_seq_len, packer.buffer_size) == (24, 16, 100)
+    assert (packer.out_batch_size, packer.out_pseq_len) == (6, 64)
+    assert packer.rows_per_batch == 2
+
+
+def test_from_composer_has_the_published_defaults() -> None:
+    packer = GreedyBestFitSequencePacker.from_composer([])
+    assert (packer.src_batch_size, packer.out_batch_size, packer.out_pseq_len) == (512, 16, 32 * 1024)
+    assert (packer.buffer_size, packer.pad_token_id, packer.mask_token_id) == (5120, -1, 0)
+    assert (packer.ignore_token_id, packer.mask_prob, packer.seed) == (-100, 0.3, 42)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"batch_size": 10, "micro_batch_size": 4}, "batch_size=10 must be a multiple of micro_batch_size=4"),
+        ({"micro_batch_size": 0}, "micro_batch_size=0"),
+        ({"max_seq_len": 0}, "max_seq_len=0"),
+        ({"batch_size_warmup_min_size": 33, "batch_size_warmup_tokens": 1}, "batch_size_warmup_min_size=33"),
+        ({"batch_size_warmup_min_size": 0, "batch_size_warmup_tokens": 1}, "min_batch_size=0"),
+    ],
+)
+def test_from_composer_refuses_sizes_that_do_not_divide(sizes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GreedyBestFitSequencePacker.from_composer([], **sizes)

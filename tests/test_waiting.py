@@ -1,0 +1,75 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_packing.waiting import WaitingBuffer
+
+
+def contents(buffer: WaitingBuffer) -> list[list[int]]:
+    return [
+        buffer.tokens[start : start + length].tolist()
+        for start, length in zip(buffer.starts, buffer.lengths, strict=True)
+    ]
+
+
+def documents(*ids: Any) -> list[dict[str, Any]]:
+    return [{"input_ids": each} for each in ids]
+
+
+def test_lists_arrays_and_tensors_are_taken_in_order_and_empty_documents_are_not() -> None:
+    buffer = WaitingBuffer()
+    added = buffer.append(documents([1, 2], [], np.array([3], np.uint16), torch.tensor([4, 5]), (6,)))
+    assert added == len(buffer) == 4
+    assert contents(buffer) == [[1, 2], [3], [4, 5], [6]]
+    assert buffer.append([]) == 0
+
+
+@given(st.data())
+def test_keeping_and_appending_loses_no_token(data: st.DataObject) -> None:
+    buffer = WaitingBuffer()
+    expected: list[list[int]] = []
+    for _ in range(data.draw(st.integers(1, 8))):
+        batch = data.draw(st.lists(st.lists(st.integers(0, 9), max_size=600), max_size=6))
+        buffer.append(documents(*batch))
+        expected += [document for document in batch if document]
+        kept = data.draw(st.permutations(range(len(expected))).map(lambda order: order[: len(order) // 2]))
+        buffer.keep(np.array(kept, np.int64))
+        expected = [expected[index] for index in kept]
+        assert contents(buffer) == expected
+
+
+def test_memory_follows_what_waits_not_what_was_read() -> None:
+    buffer = WaitingBuffer()
+    for _ in range(1000):
+        buffer.append(documents(np.arange(1000)))
+        buffer.keep(np.arange(len(buffer))[-2:])
+    assert len(buffer.tokens) <= 8 * 1024
+
+
+@pytest.mark.parametrize(
+    "source_batch",
+    [
+        {"input_ids": [[1, 2]]},
+        [[1, 2]],
+        [{"tokens": [1]}],
+        None,
+        documents("text"),
+        documents([1.5, 2.0]),
+        documents(np.ones((2, 2), np.int64)),
+        documents(torch.ones(1, 3)),
+        documents([1], [None]),
+        documents([[1, 2], [3, 4]]),
+    ],
+)
+def test_anything_else_is_an_error_that_shows_it(source_batch: Any) -> None:
+    with pytest.raises(TypeError, match="input_ids"):
+        WaitingBuffer().append(source_batch)
+
+
+def test_an_id_beyond_int64_is_an_error() -> None:
+    with pytest.raises(TypeError, match="fit int64"):
+        WaitingBuffer().append(documents([2**70]))
