@@ -12,7 +12,8 @@ from composer.utils import dist, get_device, reproducibility
 
 from composer_packing.callbacks import PackingMonitor
 from composer_packing.composer_model import PackedMaskedLM
-from composer_packing.config import ConfigError, TrainConfig, load
+from composer_packing.config import ConfigError, TrainConfig
+from composer_packing.config_file import load
 from composer_packing.data.corpus import Corpus, open_or_build
 from composer_packing.data.dataset import DocumentDataset
 from composer_packing.dataspec import eval_batches, packed_dataspec, train_batches
@@ -53,12 +54,8 @@ def train(config: TrainConfig) -> None:
     trainer = Trainer(
         model=model,
         train_dataloader=packed_dataspec(batches),
-        eval_dataloader=Evaluator(
-            label="eval", dataloader=packed_dataspec(eval_batches(eval_documents, config))
-        ),
-        optimizers=DecoupledAdamW(
-            parameter_groups(model, config.optimizer.weight_decay), **vars(config.optimizer)
-        ),
+        eval_dataloader=Evaluator(label="eval", dataloader=packed_dataspec(eval_batches(eval_documents, config))),
+        optimizers=DecoupledAdamW(parameter_groups(model, config.optimizer.weight_decay), **vars(config.optimizer)),
         schedulers=WarmupStableDecayScheduler(**vars(config.scheduler)),
         max_duration=config.max_duration,
         eval_interval=config.eval_interval or config.max_duration,
@@ -98,7 +95,7 @@ def open_corpus(config: TrainConfig) -> Corpus:
             return open_or_build(Path(config.data.cache_folder), config.data.vocab_size)
         except OSError as error:
             raise ConfigError(
-                f"data.cache_folder={config.data.cache_folder}: {error}; give a folder that can be written"
+                f"data.cache_folder={config.data.cache_folder}: {error.strerror}; give a folder that can be written"
             ) from error
 
 

@@ -17,6 +17,7 @@ from composer_packing.batch import (
     get_num_tokens_in_packed_batch,
     split_packed_batch,
 )
+from composer_packing.best_fit_packer import GreedyBestFitSequencePacker
 from composer_packing.buffered import BufferedIterable
 from composer_packing.masking import mlm_masking
 from composer_packing.packing import find_best_fit
@@ -25,7 +26,7 @@ from composer_packing.schedules import (
     MaskingRatioCooldownScheduler,
     MaskingSchedule,
 )
-from composer_packing.sequence_packer import GreedyBestFitSequencePacker, SequencePacker
+from composer_packing.sequence_packer import SequencePacker
 
 __all__ = [
     "BatchSizeWarmupScheduler",

@@ -71,8 +71,7 @@ class Segments:
             queries = own.view(blocks, window, 1)
             keys = _with_neighbours(own, window, outside=-2).view(blocks, 1, 3 * window)
             distance = (
-                torch.arange(-window, 2 * window, device=own.device)
-                - torch.arange(window, device=own.device)[:, None]
+                torch.arange(-window, 2 * window, device=own.device) - torch.arange(window, device=own.device)[:, None]
             )
             self._block_masks[window] = ((queries == keys) & (distance.abs() <= window))[:, None]
         return self._block_masks[window]

@@ -143,9 +143,7 @@ def with_counts(batch: Batch) -> Batch:
         "num_targets": (batch["labels"] != IGNORE_INDEX).sum(-1).tolist(),
         "num_documents": [
             len(row) - 1 - padded
-            for row, padded in zip(
-                batch["cu_seqlens"], (attention_mask[:, -1] == 0).int().tolist(), strict=True
-            )
+            for row, padded in zip(batch["cu_seqlens"], (attention_mask[:, -1] == 0).int().tolist(), strict=True)
         ],
     }
 

@@ -61,9 +61,7 @@ class BufferedIterable(Generic[Item]):
         """
         rows = getattr(self.iterable, "rows_per_batch", None)
         if not isinstance(rows, int):
-            raise TypeError(
-                f"batch_size is known over a SequencePacker only, not over {type(self.iterable).__name__}"
-            )
+            raise TypeError(f"batch_size is known over a SequencePacker only, not over {type(self.iterable).__name__}")
         return rows
 
 

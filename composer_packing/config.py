@@ -1,18 +1,13 @@
-"""The experiment file: its keys, their types and defaults, and what must hold between them.
+"""The schema of an experiment: its keys, their types and defaults, and what must hold between them.
 
-`load` merges a YAML file and `key=value` overrides into `TrainConfig`. Whatever is wrong with them is a
-`ConfigError` of one line that names the key, shows the value and says what would do.
+Whatever is wrong is a `ConfigError` of one line that names the key, shows the value and says what would do.
+`config_file` reads an experiment file into it.
 """
 
-import difflib
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
 
-import yaml
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import MISSING
 
 from composer_packing.model import ModernBertConfig
 from composer_packing.schedules import local_tokens
@@ -173,9 +168,7 @@ class TrainConfig:
         """
         possible = PRECISIONS[device]
         if self.precision not in (None, *possible):
-            raise ConfigError(
-                f"precision={self.precision}: on the {device} it must be {' or '.join(possible)}"
-            )
+            raise ConfigError(f"precision={self.precision}: on the {device} it must be {' or '.join(possible)}")
         return self.precision or possible[0]
 
     def device_batch_size(self, world_size: int) -> int:
@@ -187,85 +180,24 @@ class TrainConfig:
         return self.train_loader.packing_buffer_size or 10 * self.device_batch_size(world_size)
 
 
-def load(path: str, overrides: Sequence[str], world_size: int) -> TrainConfig:
-    """Read an experiment file.
+def check(config: TrainConfig, world_size: int) -> None:
+    """Raise ConfigError where keys do not go together; what concerns packing alone is the packer's to check.
 
     Args:
-        path: YAML file.
-        overrides: `key=value`, nested keys with dots; they win over the file.
+        config: what was read.
         world_size: ranks that will train.
-
-    Raises:
-        ConfigError: as this module says.
     """
-    config = OmegaConf.structured(TrainConfig)
-    try:
-        config = OmegaConf.merge(config, _read(path), _parse_overrides(overrides))
-        made = OmegaConf.to_object(config)
-    except OmegaConfBaseException as error:
-        raise ConfigError(_one_line(error)) from error
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    assert isinstance(made, TrainConfig)
-    _check(made, world_size)
-    return made
-
-
-def _read(path: str) -> DictConfig:
-    try:
-        read = OmegaConf.load(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; give the path of a YAML file") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is no UTF-8 text; give a YAML file") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
-    if not isinstance(read, DictConfig):
-        raise ConfigError(f"{path}: holds no keys; give a YAML file of 'key: value' lines")
-    return read
-
-
-def _parse_overrides(overrides: Sequence[str]) -> DictConfig:
-    for override in overrides:
-        if "=" not in override:
-            raise ConfigError(f"{override}: an override is written key=value")
-    return OmegaConf.from_dotlist(list(overrides))
-
-
-def _one_line(error: OmegaConfBaseException) -> str:
-    """Key, what is wrong and what would do."""
-    key = str(error.full_key or error.key or "")
-    if type(error).__name__ in ("ConfigKeyError", "ConfigAttributeError"):
-        known = _keys(TrainConfig)
-        near = difflib.get_close_matches(key, known, n=1) or [k for k in known if k.endswith(f".{key}")][:1]
-        return f"{key}: there is no such key" + (f"; did you mean {near[0]}?" if near else "")
-    if type(error).__name__ == "MissingMandatoryValue":
-        return f"{key}: is missing; set it in the file or as {key}=VALUE"
-    reason = str(error.msg or error).split("\n")[0]
-    return f"{key}: {reason}"
-
-
-def _keys(schema: Any, prefix: str = "") -> list[str]:
-    """All keys of a dataclass, nested ones with dots."""
-    keys = []
-    for each in fields(schema):
-        keys.append(prefix + each.name)
-        if is_dataclass(each.type):
-            keys.extend(_keys(each.type, f"{prefix}{each.name}."))
-    return keys
-
-
-def _check(config: TrainConfig, world_size: int) -> None:
-    """What must hold between the keys; what concerns packing alone is the packer's to check."""
     for key, least in (
         ("max_seq_len", SHORTEST_SEQ_LEN),
         ("device_train_microbatch_size", 1),
         ("data.vocab_size", SMALLEST_VOCAB),
         ("train_loader.packing_prefetch_factor", 1),
+        ("optimizer.lr", 0),
+        ("optimizer.eps", 0),
         ("optimizer.weight_decay", 0),
         ("scheduler.alpha_f", 0),
     ):
-        if attrgetter(key)(config) < least:
+        if not attrgetter(key)(config) >= least:  # so that nan is refused too
             raise ConfigError(f"{key}={attrgetter(key)(config)}: must be at least {least}")
     micro = config.device_train_microbatch_size
     for key in ("global_train_batch_size", "train_loader.batch_size_warmup_min_size"):
@@ -281,18 +213,22 @@ def _check(config: TrainConfig, world_size: int) -> None:
             f"train_loader.batch_size_warmup_min_size={minimum}: must not exceed "
             f"global_train_batch_size={config.global_train_batch_size}"
         )
+    if not all(0 <= beta < 1 for beta in config.optimizer.betas):
+        raise ConfigError(f"optimizer.betas={list(config.optimizer.betas)}: each must be at least 0 and below 1")
+    if config.buffer_size(world_size) <= config.device_batch_size(world_size):
+        raise ConfigError(
+            f"train_loader.packing_buffer_size={config.train_loader.packing_buffer_size}: must exceed the "
+            f"{config.device_batch_size(world_size)} sequences of one rank's batch"
+        )
     for key in ("mlm_probability", "eval_loader.mlm_probability"):
         if not 0 < attrgetter(key)(config) <= 1:
             raise ConfigError(f"{key}={attrgetter(key)(config)}: must lie above 0 and not above 1")
     if config.model.vocab_size < config.data.vocab_size:
         raise ConfigError(
-            f"model.vocab_size={config.model.vocab_size}: must be at least "
-            f"data.vocab_size={config.data.vocab_size}"
+            f"model.vocab_size={config.model.vocab_size}: must be at least data.vocab_size={config.data.vocab_size}"
         )
     if config.device not in (None, *PRECISIONS):
-        raise ConfigError(
-            f"device={config.device}: must be cpu or gpu, or null for the GPU where there is one"
-        )
+        raise ConfigError(f"device={config.device}: must be cpu or gpu, or null for the GPU where there is one")
     for key in ("eval_interval", "save_interval", "console_log_interval"):
         if attrgetter(key)(config) is not None:
             _check_interval(key, attrgetter(key)(config))
@@ -320,9 +256,7 @@ def _check_times(config: TrainConfig) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if duration == 0:
-        raise ConfigError(
-            f"max_duration={config.max_duration}: give the tokens to train on, such as 4000000tok"
-        )
+        raise ConfigError(f"max_duration={config.max_duration}: give the tokens to train on, such as 4000000tok")
     if warmup + decay > duration:
         raise ConfigError(
             f"scheduler.t_warmup={config.scheduler.t_warmup}, scheduler.t_decay={config.scheduler.t_decay}: "

@@ -17,11 +17,11 @@ from composer_packing.batch import (
     split_packed_batch,
     with_counts,
 )
+from composer_packing.best_fit_packer import GreedyBestFitSequencePacker
 from composer_packing.buffered import BufferedIterable
 from composer_packing.config import ConfigError, TrainConfig
 from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID
 from composer_packing.data.dataset import Document, DocumentDataset
-from composer_packing.sequence_packer import GreedyBestFitSequencePacker
 
 EVAL_SOURCE_BATCH = 128
 """Documents the evaluation packer reads at a time; it looks at ten times as many for the best fit."""

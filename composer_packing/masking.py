@@ -34,9 +34,7 @@ def _hide(
 
 
 @compiled
-def _swap(
-    draws: NDArray[np.float64], mask_prob: float, words: NDArray[np.int64], ids: NDArray[np.int64]
-) -> None:
+def _swap(draws: NDArray[np.float64], mask_prob: float, words: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
     """Write the random words (arrays are flat)."""
     for i in range(len(ids)):
         if mask_prob * 0.8 <= draws[i] < mask_prob * 0.9:
@@ -72,9 +70,7 @@ def mask_in_place(
         return labels
     draws: NDArray[np.float64] = np.asarray(rng.random(ids.shape)).reshape(-1)
     flat = ids.reshape(-1)
-    largest = _hide(
-        draws, mask_prob, mask_token, ignore_index, is_token.reshape(-1), flat, labels.reshape(-1)
-    )
+    largest = _hide(draws, mask_prob, mask_token, ignore_index, is_token.reshape(-1), flat, labels.reshape(-1))
     words: NDArray[np.int64] = np.asarray(rng.integers(0, largest + 1, ids.shape))
     _swap(draws, mask_prob, words.reshape(-1), flat)
     return labels

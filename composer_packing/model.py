@@ -50,6 +50,11 @@ class ModernBertConfig:
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        if not 0 <= self.attn_out_dropout < 1:
+            raise ValueError(f"attn_out_dropout={self.attn_out_dropout} must be at least 0 and below 1")
         if self.hidden_size % (2 * self.num_attention_heads):
             raise ValueError(
                 f"hidden_size={self.hidden_size} must be a multiple of twice "

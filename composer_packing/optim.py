@@ -55,7 +55,5 @@ def _in_unit_of(duration: "Time[int]", text: str) -> float:
     if time.unit == TimeUnit.DURATION:
         return float(time.value * duration.value)
     if time.unit != duration.unit:
-        raise ValueError(
-            f"a time of {text!r} does not go with max_duration={duration.to_timestring()!r}: use its unit"
-        )
+        raise ValueError(f"a time of {text!r} does not go with max_duration={duration.to_timestring()!r}: use its unit")
     return float(time.value)

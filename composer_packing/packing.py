@@ -48,9 +48,7 @@ def find_best_fit(remaining_spaces: NDArray[np.int64], seq_len: int) -> int:
     """
     best = NO_ROW
     for row in range(len(remaining_spaces)):
-        if remaining_spaces[row] >= seq_len and (
-            best == NO_ROW or remaining_spaces[row] < remaining_spaces[best]
-        ):
+        if remaining_spaces[row] >= seq_len and (best == NO_ROW or remaining_spaces[row] < remaining_spaces[best]):
             best = row
     return best
 

@@ -40,8 +40,7 @@ def start_lines(
     return "\n".join(
         [
             f"device     {world_size} x {device}, {precision}, attention: {attention}",
-            f"model      {num_parameters:,} parameters, "
-            f"ln(vocabulary) = {math.log(config.model.vocab_size):.2f}",
+            f"model      {num_parameters:,} parameters, ln(vocabulary) = {math.log(config.model.vocab_size):.2f}",
             f"data       {documents.num_documents:,} documents, {documents.num_tokens:,} tokens; "
             f"{documents.num_split:,} documents longer than {config.max_seq_len} come in pieces",
             f"batch      {rows} rows of {config.row_len} slots = {slots:,} slots",

@@ -64,9 +64,7 @@ class BatchSizeWarmupScheduler:
         ValueError: sizes are not `1 <= min <= max`, or `warmup_tokens` is no number of tokens.
     """
 
-    def __init__(
-        self, min_batch_size: int, max_batch_size: int, warmup_tokens: TokenTime, world_size: int
-    ) -> None:
+    def __init__(self, min_batch_size: int, max_batch_size: int, warmup_tokens: TokenTime, world_size: int) -> None:
         if not 1 <= min_batch_size <= max_batch_size:
             raise ValueError(f"need 1 <= {min_batch_size=} <= {max_batch_size=}")
         self.min_batch_size = min_batch_size
@@ -156,3 +154,50 @@ class MaskingRatioCooldownScheduler:
             stairs = math.ceil(span / self.step_size)
             ratio = self.initial_masking_ratio - math.floor(progress * stairs) * self.step_size
         return max(ratio, self.final_masking_ratio)
+
+
+def warmup_from_options(
+    out_batch_size: int,
+    batch_size_warmup_min_size: int | None,
+    batch_size_warmup_tokens: TokenTime | None,
+    world_size: int,
+) -> BatchSizeWarmupScheduler | None:
+    """The packer's batch-size warmup, or None where its options are None; ValueError where one is."""
+    if batch_size_warmup_min_size is None and batch_size_warmup_tokens is None:
+        return None
+    if batch_size_warmup_min_size is None or batch_size_warmup_tokens is None:
+        raise ValueError(f"{batch_size_warmup_min_size=} and {batch_size_warmup_tokens=} need each other")
+    return BatchSizeWarmupScheduler(batch_size_warmup_min_size, out_batch_size, batch_size_warmup_tokens, world_size)
+
+
+def cooldown_from_options(
+    mask_prob: float,
+    final_masking_ratio: float | None,
+    masking_ratio_cooldown_tokens: TokenTime | None,
+    masking_ratio_cooldown_start_tokens: TokenTime | None,
+    masking_cooldown_schedule_type: MaskingSchedule | str,
+    masking_ratio_step_size: float | None,
+    world_size: int,
+) -> MaskingRatioCooldownScheduler | None:
+    """The packer's mask-ratio cooldown, or None where its options are None; ValueError where some are."""
+    given = (
+        final_masking_ratio,
+        masking_ratio_cooldown_tokens,
+        masking_ratio_cooldown_start_tokens,
+        masking_ratio_step_size,
+    )
+    if all(option is None for option in given):
+        return None
+    if final_masking_ratio is None or masking_ratio_cooldown_tokens is None:
+        raise ValueError(
+            f"a mask-ratio cooldown needs both {final_masking_ratio=} and {masking_ratio_cooldown_tokens=}"
+        )
+    return MaskingRatioCooldownScheduler(
+        mask_prob,
+        final_masking_ratio,
+        masking_ratio_cooldown_tokens,
+        masking_ratio_cooldown_start_tokens or 0,
+        masking_cooldown_schedule_type,
+        masking_ratio_step_size,
+        world_size,
+    )

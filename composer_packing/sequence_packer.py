@@ -18,12 +18,12 @@ from torch.utils.data.distributed import DistributedSampler
 
 from composer_packing.batch import Batch
 from composer_packing.masking import check_ratio, mask_in_place
-from composer_packing.packing import NO_ROW, fill_rows, place_documents
+from composer_packing.packing import NO_ROW, fill_rows
 from composer_packing.schedules import (
-    BatchSizeWarmupScheduler,
-    MaskingRatioCooldownScheduler,
     MaskingSchedule,
     TokenTime,
+    cooldown_from_options,
+    warmup_from_options,
 )
 from composer_packing.waiting import WaitingBuffer
 
@@ -112,7 +112,7 @@ class SequencePacker(abc.ABC):
         masking_ratio_step_size: float | None = None,
         world_size: int = 1,
     ) -> None:
-        _check_positive(
+        check_positive(
             src_batch_size=src_batch_size,
             src_max_seq_len=src_max_seq_len,
             out_batch_size=out_batch_size,
@@ -120,9 +120,7 @@ class SequencePacker(abc.ABC):
             world_size=world_size,
         )
         if buffer_size <= src_batch_size:
-            raise ValueError(
-                f"{buffer_size=} must exceed {src_batch_size=}: the buffer would never be filled"
-            )
+            raise ValueError(f"{buffer_size=} must exceed {src_batch_size=}: the buffer would never be filled")
         check_ratio("mask_prob", mask_prob)
         self.src_iterable = src_iterable
         self.src_batch_size = src_batch_size
@@ -137,37 +135,18 @@ class SequencePacker(abc.ABC):
         self.seed = seed
         self.suppress_masking = suppress_masking
 
-        _check_together(
-            batch_size_warmup_min_size=batch_size_warmup_min_size,
-            batch_size_warmup_tokens=batch_size_warmup_tokens,
+        self._rows_schedule = warmup_from_options(
+            out_batch_size, batch_size_warmup_min_size, batch_size_warmup_tokens, world_size
         )
-        self._rows_schedule: BatchSizeWarmupScheduler | None = None
-        if batch_size_warmup_min_size is not None and batch_size_warmup_tokens is not None:
-            self._rows_schedule = BatchSizeWarmupScheduler(
-                batch_size_warmup_min_size, out_batch_size, batch_size_warmup_tokens, world_size
-            )
-        _check_together(
-            masking_ratio_cooldown_tokens=masking_ratio_cooldown_tokens,
-            final_masking_ratio=final_masking_ratio,
+        self._ratio_schedule = cooldown_from_options(
+            mask_prob,
+            final_masking_ratio,
+            masking_ratio_cooldown_tokens,
+            masking_ratio_cooldown_start_tokens,
+            masking_cooldown_schedule_type,
+            masking_ratio_step_size,
+            world_size,
         )
-        if masking_ratio_cooldown_tokens is None:
-            _check_absent(
-                "masking_ratio_cooldown_tokens",
-                masking_ratio_cooldown_start_tokens=masking_ratio_cooldown_start_tokens,
-                masking_ratio_step_size=masking_ratio_step_size,
-            )
-        self._ratio_schedule: MaskingRatioCooldownScheduler | None = None
-        if masking_ratio_cooldown_tokens is not None and final_masking_ratio is not None:
-            self._ratio_schedule = MaskingRatioCooldownScheduler(
-                mask_prob,
-                final_masking_ratio,
-                masking_ratio_cooldown_tokens,
-                masking_ratio_cooldown_start_tokens or 0,
-                masking_cooldown_schedule_type,
-                masking_ratio_step_size,
-                world_size,
-            )
-
         self.epoch = -1
         self.local_tokens = 0
         self._seqs_consumed = 0
@@ -282,14 +261,10 @@ class SequencePacker(abc.ABC):
         batch: Batch = {
             "input_ids": torch.from_numpy(filled.input_ids),
             "labels": None,
-            "cu_seqlens": [
-                torch.from_numpy(row) for row in np.split(filled.cu_seqlens, filled.offsets[1:-1])
-            ],
+            "cu_seqlens": [torch.from_numpy(row) for row in np.split(filled.cu_seqlens, filled.offsets[1:-1])],
             "max_seqlen": filled.longest.tolist(),
         }
-        mask_prob = (
-            self.mask_prob if self._ratio_schedule is None else self._ratio_schedule(self.local_tokens)
-        )
+        mask_prob = self.mask_prob if self._ratio_schedule is None else self._ratio_schedule(self.local_tokens)
         if not self.suppress_masking:
             labels = mask_in_place(
                 filled.input_ids,
@@ -307,98 +282,8 @@ class SequencePacker(abc.ABC):
         return batch
 
 
-class GreedyBestFitSequencePacker(SequencePacker):
-    """Each document goes to the row with the least room that holds it; see `packing` for a picture."""
-
-    @classmethod
-    def from_composer(
-        cls,
-        src_iterable: Iterable[SourceBatch],
-        batch_size: int = 512,
-        micro_batch_size: int = 32,
-        max_seq_len: int = 1024,
-        buffer_size: int = 5120,
-        pad_token_id: int = -1,
-        mask_token_id: int = 0,
-        ignore_token_id: int = -100,
-        mask_prob: float = 0.3,
-        seed: int = 42,
-        suppress_masking: bool = False,
-        batch_size_warmup_min_size: int | None = None,
-        batch_size_warmup_tokens: TokenTime | None = None,
-        masking_ratio_cooldown_tokens: TokenTime | None = None,
-        masking_ratio_cooldown_start_tokens: TokenTime | None = None,
-        final_masking_ratio: float | None = None,
-        masking_cooldown_schedule_type: MaskingSchedule | str = "linear",
-        masking_ratio_step_size: float | None = None,
-        world_size: int = 1,
-    ) -> "GreedyBestFitSequencePacker":
-        """A packer in Composer's terms: a row takes the place of a microbatch of padded sequences.
-
-        Args:
-            src_iterable: gives source batches of `batch_size` documents.
-            batch_size: sequences per optimizer step on this rank.
-            micro_batch_size: sequences per microbatch; a row has `micro_batch_size * max_seq_len` slots.
-            max_seq_len: longest document, in tokens.
-            buffer_size: documents that may wait at most.
-            batch_size_warmup_min_size: sequences per step at the start, a multiple of `micro_batch_size`.
-
-        The other arguments are the constructor's.
-
-        Raises:
-            ValueError: sizes do not divide, or as the constructor says.
-        """
-        _check_positive(batch_size=batch_size, micro_batch_size=micro_batch_size, max_seq_len=max_seq_len)
-        if batch_size % micro_batch_size:
-            raise ValueError(f"{batch_size=} must be a multiple of {micro_batch_size=}")
-        if batch_size_warmup_min_size is not None:
-            if batch_size_warmup_min_size % micro_batch_size:
-                raise ValueError(f"{batch_size_warmup_min_size=} must be a multiple of {micro_batch_size=}")
-            batch_size_warmup_min_size //= micro_batch_size
-        return cls(
-            src_iterable=src_iterable,
-            src_batch_size=batch_size,
-            src_max_seq_len=max_seq_len,
-            out_batch_size=batch_size // micro_batch_size,
-            out_pseq_len=micro_batch_size * max_seq_len,
-            buffer_size=buffer_size,
-            pad_token_id=pad_token_id,
-            mask_token_id=mask_token_id,
-            ignore_token_id=ignore_token_id,
-            mask_prob=mask_prob,
-            seed=seed,
-            suppress_masking=suppress_masking,
-            batch_size_warmup_min_size=batch_size_warmup_min_size,
-            batch_size_warmup_tokens=batch_size_warmup_tokens,
-            masking_ratio_cooldown_tokens=masking_ratio_cooldown_tokens,
-            masking_ratio_cooldown_start_tokens=masking_ratio_cooldown_start_tokens,
-            final_masking_ratio=final_masking_ratio,
-            masking_cooldown_schedule_type=masking_cooldown_schedule_type,
-            masking_ratio_step_size=masking_ratio_step_size,
-            world_size=world_size,
-        )
-
-    def _place(self, lengths: NDArray[np.int64], remaining_spaces: NDArray[np.int64]) -> NDArray[np.int64]:
-        placed: NDArray[np.int64] = place_documents(lengths, remaining_spaces)
-        return placed
-
-
-def _check_positive(**numbers: int) -> None:
+def check_positive(**numbers: int) -> None:
+    """Raise ValueError where a number is below 1."""
     for name, number in numbers.items():
         if number < 1:
             raise ValueError(f"{name}={number} must be at least 1")
-
-
-def _check_together(**options: object) -> None:
-    """Raise ValueError where some options are given and others are None."""
-    missing = [name for name, value in options.items() if value is None]
-    if missing and len(missing) < len(options):
-        given = ", ".join(f"{name}={value!r}" for name, value in options.items() if value is not None)
-        raise ValueError(f"{given} needs {', '.join(missing)} too")
-
-
-def _check_absent(needed: str, **options: object) -> None:
-    """Raise ValueError where an option is given that means nothing without another."""
-    for name, value in options.items():
-        if value is not None:
-            raise ValueError(f"{name}={value!r} needs {needed} too")

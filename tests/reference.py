@@ -1,5 +1,6 @@
 """The packer as its description reads, one document at a time, in plain Python: slow, obvious, the oracle."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -74,7 +75,7 @@ def finished(
     mask_prob: float,
 ) -> dict[str, Any]:
     """Lay out, pad and mask."""
-    ids = np.array([sum(row, []) + [pad] * free for row, free in zip(rows, room, strict=True)])
+    ids = np.array([[*itertools.chain(*row), *[pad] * free] for row, free in zip(rows, room, strict=True)])
     real = np.array([[1] * (row_len - free) + [0] * free for free in room])
     ends = [np.cumsum([len(document) for document in row]).tolist() for row in rows]
     cu_seqlens = [[0, *end] + ([row_len] if free else []) for end, free in zip(ends, room, strict=True)]

@@ -26,7 +26,8 @@ def naive(qkv: Tensor, lengths: list[int], window: int | None) -> Tensor:
     if window is not None:
         visible &= (place[:, None] - place).abs() <= window
     scores = query @ key.transpose(1, 2) / query.shape[-1] ** 0.5
-    return (scores.masked_fill(~visible, float("-inf")).softmax(-1) @ value).transpose(0, 1)
+    attended: Tensor = scores.masked_fill(~visible, float("-inf")).softmax(-1) @ value
+    return attended.transpose(0, 1)
 
 
 @given(
@@ -34,9 +35,7 @@ def naive(qkv: Tensor, lengths: list[int], window: int | None) -> Tensor:
     st.sampled_from([None, 1, 2, 3, 8, 64]),
     st.integers(0, 1000),
 )
-def test_values_and_gradients_are_those_of_a_full_mask(
-    lengths: list[int], window: int | None, seed: int
-) -> None:
+def test_values_and_gradients_are_those_of_a_full_mask(lengths: list[int], window: int | None, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     qkv = torch.randn(sum(lengths), 3, 2, 4, generator=generator, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(sum(lengths), 2, 4, generator=generator, dtype=torch.float64)

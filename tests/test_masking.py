@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
 
 from composer_packing import mlm_masking
 
@@ -15,7 +16,7 @@ MASK, PAD, IGNORE = 3, 0, -100
     st.integers(0, 2**32),
 )
 def test_every_target_is_the_original_and_everything_else_is_kept(
-    ids: np.ndarray, mask_prob: float, seed: int
+    ids: NDArray[np.int64], mask_prob: float, seed: int
 ) -> None:
     before = ids.copy()
     masked, labels = mlm_masking(ids, mask_prob, MASK, PAD, IGNORE, np.random.default_rng(seed))

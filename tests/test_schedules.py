@@ -22,9 +22,7 @@ def test_cooldown_gives_the_golden_ratios_to_the_bit(golden: dict[str, Any]) -> 
         assert {seen: schedule(int(seen)) for seen in case["at"]} == case["at"]
 
 
-@given(
-    st.integers(1, 20), st.integers(0, 30), st.integers(0, 10_000), st.integers(1, 9), st.integers(0, 12_000)
-)
+@given(st.integers(1, 20), st.integers(0, 30), st.integers(0, 10_000), st.integers(1, 9), st.integers(0, 12_000))
 def test_warmup_agrees_with_walking_over_all_sizes(
     minimum: int, more: int, tokens: int, world_size: int, seen: int
 ) -> None:
@@ -120,8 +118,6 @@ def test_sizes_out_of_order_are_an_error(sizes: tuple[int, int]) -> None:
         ((0.3, 0.1, 10, "x"), "start_tokens='x'"),
     ],
 )
-def test_a_cooldown_that_makes_no_sense_is_an_error_that_shows_the_value(
-    arguments: Any, message: str
-) -> None:
+def test_a_cooldown_that_makes_no_sense_is_an_error_that_shows_the_value(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MaskingRatioCooldownScheduler(*arguments)

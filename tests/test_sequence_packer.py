@@ -24,13 +24,7 @@ def plain(batch: dict[str, Any]) -> dict[str, Any]:
     """Tensors to lists, to compare."""
 
     def value(of: Any) -> Any:
-        return (
-            [value(each) for each in of]
-            if isinstance(of, list)
-            else of.tolist()
-            if hasattr(of, "tolist")
-            else of
-        )
+        return [value(each) for each in of] if isinstance(of, list) else of.tolist() if hasattr(of, "tolist") else of
 
     return {key: value(of) for key, of in batch.items()}
 
@@ -50,9 +44,7 @@ def test_golden_batches_come_out_to_the_bit(golden: dict[str, Any], case: int, k
 
 def test_batches_have_the_types_of_the_contract(golden: dict[str, Any]) -> None:
     given = golden["cases"][2]
-    packer = GreedyBestFitSequencePacker(
-        wrapped(given["source_batches"]), src_max_seq_len=23, **given["params"]
-    )
+    packer = GreedyBestFitSequencePacker(wrapped(given["source_batches"]), src_max_seq_len=23, **given["params"])
     for batch in packer:
         check(batch)
         assert {batch[key].dtype for key in ("input_ids", "labels", "attention_mask")} == {torch.int64}
@@ -211,17 +203,18 @@ def test_a_batch_is_given_before_the_source_is_exhausted() -> None:
         ({"out_pseq_len": -3}, "out_pseq_len=-3"),
         ({"world_size": 0}, "world_size=0"),
         ({"mask_prob": 1.5}, "mask_prob=1.5"),
-        ({"batch_size_warmup_min_size": 1}, "batch_size_warmup_min_size=1 needs batch_size_warmup_tokens"),
-        ({"batch_size_warmup_tokens": "5tok"}, "batch_size_warmup_tokens='5tok' needs batch_size_warmup_min"),
+        ({"batch_size_warmup_min_size": 1}, "batch_size_warmup_tokens=None need each other"),
+        (
+            {"batch_size_warmup_tokens": "5tok"},
+            "min_size=None and batch_size_warmup_tokens='5tok'",
+        ),
         ({"batch_size_warmup_tokens": "5ba", "batch_size_warmup_min_size": 1}, "'5ba'"),
         ({"batch_size_warmup_tokens": 5, "batch_size_warmup_min_size": 9}, "min_batch_size=9"),
-        ({"final_masking_ratio": 0.1}, "final_masking_ratio=0.1 needs masking_ratio_cooldown_tokens"),
-        ({"masking_ratio_cooldown_start_tokens": 5}, "needs masking_ratio_cooldown_tokens"),
+        ({"final_masking_ratio": 0.1}, "final_masking_ratio=0.1 and masking_ratio_cooldown_tokens=None"),
+        ({"masking_ratio_cooldown_start_tokens": 5}, "masking_ratio_cooldown_tokens=None"),
     ],
 )
-def test_numbers_that_do_not_go_together_are_an_error_that_shows_them(
-    changed: dict[str, Any], message: str
-) -> None:
+def test_numbers_that_do_not_go_together_are_an_error_that_shows_them(changed: dict[str, Any], message: str) -> None:
     settings = {
         "src_batch_size": 4,
         "src_max_seq_len": 8,

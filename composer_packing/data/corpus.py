@@ -91,9 +91,7 @@ def open_or_build(cache_folder: Path, vocab_size: int) -> Corpus:
 
 
 def _fingerprint(files: Sequence[tuple[str, Path]], vocab_size: int) -> str:
-    lines = [f"{FORMAT} {vocab_size} {VAL_PERCENT}"] + [
-        f"{name} {path.stat().st_size}" for name, path in files
-    ]
+    lines = [f"{FORMAT} {vocab_size} {VAL_PERCENT}"] + [f"{name} {path.stat().st_size}" for name, path in files]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
@@ -108,9 +106,7 @@ def _build(files: Sequence[Path], vocab_size: int, folder: Path) -> None:
         lengths = _tokenize(tokenizer, texts[split], folder / f"{split}.tokens.npy", split)
         np.save(folder / f"{split}.offsets.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
         counts[split] = {"documents": len(lengths), "tokens": sum(lengths)}
-    (folder / "corpus.json").write_text(
-        json.dumps(counts | {"vocab_size": tokenizer.get_vocab_size()}, indent=2)
-    )
+    (folder / "corpus.json").write_text(json.dumps(counts | {"vocab_size": tokenizer.get_vocab_size()}, indent=2))
     log.info("built the corpus in %s: %s", folder, counts)
 
 

@@ -25,9 +25,7 @@ class DocumentDataset(Dataset[Document]):
         num_split: documents that are longer and come in pieces.
     """
 
-    def __init__(
-        self, tokens: NDArray[np.unsignedinteger[Any]], offsets: NDArray[np.int64], max_seq_len: int
-    ) -> None:
+    def __init__(self, tokens: NDArray[np.unsignedinteger[Any]], offsets: NDArray[np.int64], max_seq_len: int) -> None:
         self._tokens = tokens
         pieces = -(-np.diff(offsets) // max_seq_len)
         first_piece = np.cumsum(pieces) - pieces

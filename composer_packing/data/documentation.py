@@ -33,7 +33,7 @@ def docstrings(source: str) -> Iterator[str]:
     """Docstrings of a Python source text, outermost first; none where it does not parse."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # others' invalid escapes
+            warnings.simplefilter("ignore")  # others' invalid escapes
             tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return

@@ -1,0 +1,141 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from composer_packing.config import ConfigError, TrainConfig
+from composer_packing.config_file import load
+
+YAMLS = Path(__file__).parent.parent / "yamls"
+SMALLEST = ["max_duration=1000tok", "global_train_batch_size=8", "device_train_microbatch_size=2"]
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> str:
+    path = tmp_path / "empty.yaml"
+    path.write_text("{}")
+    return str(path)
+
+
+def message(path: str, *overrides: str, world_size: int = 1) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides, world_size)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("path", sorted(YAMLS.rglob("*.yaml")), ids=str)
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_every_yaml_of_ours_is_read(path: Path, world_size: int) -> None:
+    assert isinstance(load(str(path), [], world_size), TrainConfig)
+
+
+def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump({"seed": 5, "optimizer": {"lr": 0.5}, "max_seq_len": 64}))
+    config = load(str(path), [*SMALLEST, "optimizer.lr=2e-5", "max_seq_len=32"], 2)
+    assert config.optimizer.lr == 2e-5
+    assert config.seed == 5
+    assert config.optimizer.eps == 1e-6
+    assert config.row_len == 64
+    assert config.device_batch_size(2) == 4
+    assert config.buffer_size(2) == 40
+    assert config.optimizer.betas == (0.9, 0.98)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("sequnce_packing=true", "there is no key sequnce_packing"),
+        ("max_seq_length=8", "max_seq_length; did you mean max_seq_len?"),
+        ("train_loader.packing_bufer_size=3", "did you mean train_loader.packing_buffer_size?"),
+        ("lr=1", "there is no key lr; did you mean optimizer.lr?"),
+        ("optimizer.lr.x=1", "optimizer.lr"),
+        ("device_train_microbatch_size=auto", "'auto'"),
+        ("max_seq_len=null", "max_seq_len"),
+        ("optimizer.lr=fast", "optimizer.lr: Value 'fast'"),
+        ("optimizer=3", "optimizer=3: "),
+        ("optimizer.betas=[0.9]", "optimizer.betas=[0.9]: "),
+        ("seed=${missing}", "seed: Interpolation key 'missing' not found"),
+        ("seed", "seed: an override is written key=value"),
+        ("max_seq_len=7", "max_seq_len=7: must be at least 8"),
+        ("global_train_batch_size=7", "global_train_batch_size=7: must be a multiple of 2"),
+        ("global_train_batch_size=0", "global_train_batch_size=0: must be a multiple of 2"),
+        ("device_train_microbatch_size=0", "device_train_microbatch_size=0: must be at least 1"),
+        (
+            "train_loader.batch_size_warmup_min_size=3",
+            "batch_size_warmup_min_size=3: must be a multiple of 2",
+        ),
+        ("train_loader.batch_size_warmup_min_size=10", "must not exceed global_train_batch_size=8"),
+        ("train_loader.packing_buffer_size=8", "packing_buffer_size=8: must exceed the 8 sequences"),
+        ("train_loader.packing_prefetch_factor=0", "packing_prefetch_factor=0: must be at least 1"),
+        ("mlm_probability=0", "mlm_probability=0.0: must lie above 0"),
+        ("eval_loader.mlm_probability=1.5", "eval_loader.mlm_probability=1.5: "),
+        ("model.vocab_size=600", "model.vocab_size=600: must be at least data.vocab_size=8192"),
+        ("data.vocab_size=100", "data.vocab_size=100: must be at least 512"),
+        ("model.hidden_size=127", "model.hidden_size=127 must be a multiple"),
+        ("model.num_hidden_layers=0", "model.num_hidden_layers=0"),
+        ("model.attn_out_dropout=1.0", "model.attn_out_dropout=1.0"),
+        ("optimizer.betas=[0.9,1.0]", "optimizer.betas=[0.9, 1.0]"),
+        ("optimizer.lr=-1", "optimizer.lr=-1.0: must be at least 0"),
+        ("optimizer.lr=nan", "optimizer.lr=nan: must be at least 0"),
+        ("scheduler.alpha_f=-1", "scheduler.alpha_f=-1.0"),
+        ("device=tpu", "device=tpu: must be cpu or gpu"),
+        ("eval_interval=1dur", "eval_interval=1dur: give a time such as"),
+        ("save_interval=soon", "save_interval=soon"),
+        ("console_log_interval=0ba", "console_log_interval=0ba"),
+        ("max_duration=10ba", "max_duration='10ba' must be a number of tokens"),
+        ("max_duration=0tok", "max_duration=0tok"),
+        ("max_duration=", "max_duration="),
+        ("max_duration=-5tok", "max_duration='-5tok' must not be negative"),
+        ("scheduler.t_warmup=5ba", "scheduler.t_warmup='5ba'"),
+        (
+            "scheduler.t_decay=1001tok",
+            "scheduler.t_decay=1001tok: together they must not exceed max_duration=1000tok",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line_with_key_and_value(empty: str, override: str, words: str) -> None:
+    assert words in message(empty, *SMALLEST, override)
+
+
+def test_a_missing_key_is_named_with_the_way_to_set_it(empty: str) -> None:
+    assert "max_duration is missing; set it in the file or as max_duration=VALUE" in message(empty)
+
+
+def test_batches_must_divide_by_ranks_and_rows(empty: str) -> None:
+    load(empty, SMALLEST, 4)
+    assert "multiple of 16, which is 8 ranks times device_train_microbatch_size=2" in message(
+        empty, *SMALLEST, world_size=8
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"- 1\n- 2\n", "holds no keys"),
+        (b"a: [1\n", "run.yaml: "),
+        (b"\xff\xfe\x00", "run.yaml: "),
+        (b"seed: 1\nsede: 2\n", "there is no key sede; did you mean seed?"),
+        (b"", "max_duration is missing"),
+    ],
+)
+def test_a_file_that_is_no_experiment_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_bytes(content)
+    assert words in message(str(path))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert "nowhere.yaml: No such file or directory" in message(str(tmp_path / "nowhere.yaml"))
+    assert "Is a directory" in message(str(tmp_path))
+
+
+def test_the_precision_is_one_the_device_has() -> None:
+    config = TrainConfig()
+    assert config.precision_on("cpu") == "fp32"
+    assert config.precision_on("gpu") == "amp_bf16"
+    config.precision = "amp_bf16"
+    with pytest.raises(ConfigError, match="precision=amp_bf16: on the cpu it must be fp32"):
+        config.precision_on("cpu")

@@ -1,0 +1,197 @@
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from composer_packing.data import corpus as corpus_module
+from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID, Corpus, open_or_build
+from composer_packing.data.dataset import DocumentDataset
+from composer_packing.data.documentation import docstrings, documents, source_files
+
+VOCAB_SIZE = 600
+
+
+def test_docstrings_of_modules_classes_and_functions_are_found_and_nothing_else() -> None:
+    source = textwrap.dedent(
+        '''
+        """Module."""
+        "No docstring."
+        class A:
+            """Class."""
+            x = "no"
+            async def f(self):
+                """  Method,
+                cleaned.
+                """
+        def g():
+            pass
+        '''
+    )
+    assert list(docstrings(source)) == ["Module.", "Class.", "Method,\ncleaned."]
+
+
+@pytest.mark.parametrize("source", ["def f(:", "\0", "print 'python 2'", '"\\d invalid escape"'])
+def test_a_file_that_does_not_parse_or_warns_gives_no_error(source: str) -> None:
+    assert len(list(docstrings(source))) <= 1
+
+
+def test_every_text_comes_once_and_files_in_another_encoding_not_at_all(tmp_path: Path) -> None:
+    for name, content in {
+        "a": b'"""Same."""',
+        "b": b'"""Same."""',
+        "c": b'"""\xff"""',
+        "d": b'"""Other."""',
+    }.items():
+        (tmp_path / name).write_bytes(content)
+    assert list(documents(sorted(tmp_path.iterdir()))) == ["Same.", "Other."]
+
+
+def test_files_of_the_standard_library_and_of_packages_are_found_in_one_order() -> None:
+    names = [name for name, _ in source_files()]
+    assert names == sorted(names)
+    assert {name.split("/")[0] for name in names} == {
+        "stdlib",
+        "composer",
+        "networkx",
+        "numpy",
+        "streaming",
+        "torch",
+    }
+    assert not any("/tests/" in name or "site-packages" in name for name in names)
+
+
+@pytest.fixture
+def few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
+    """A hundred documented files in the place of the installed packages."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    files = []
+    for number in range(200):
+        path = folder / f"{number:03}.py"
+        path.write_text(f'"""Document {number} of the set. ' + "Words and more words. " * (number % 7) + '"""')
+        files.append((path.name, path))
+    monkeypatch.setattr(corpus_module, "source_files", lambda: files)
+    return files
+
+
+def test_a_corpus_holds_every_document_once_with_cls_and_sep(few_files: Any, tmp_path: Path) -> None:
+    corpus = open_or_build(tmp_path / "cache", VOCAB_SIZE)
+    texts = []
+    for split in ("train", "val"):
+        tokens, offsets = corpus.split(split)
+        assert tokens.dtype == np.uint16
+        for start, end in itertools.pairwise(offsets):
+            ids = tokens[start:end].tolist()
+            assert corpus.tokenizer.id_to_token(ids[0]) == "[CLS]"
+            assert corpus.tokenizer.id_to_token(ids[-1]) == "[SEP]"
+            texts.append(corpus.tokenizer.decode(ids))
+    assert sorted(texts) == sorted(documents(path for _, path in few_files))
+    counts = json.loads((corpus.folder / "corpus.json").read_text())
+    assert counts["train"]["documents"] + counts["val"]["documents"] == 200
+    assert counts["val"]["documents"] > 0
+    assert corpus.tokenizer.id_to_token(PAD_TOKEN_ID) == "[PAD]"
+    assert corpus.tokenizer.id_to_token(MASK_TOKEN_ID) == "[MASK]"
+
+
+def test_a_document_stays_in_its_split_whatever_else_there_is(few_files: list[Any], tmp_path: Path) -> None:
+    def held_out(corpus: Corpus) -> set[str]:
+        tokens, offsets = corpus.split("val")
+        return {corpus.tokenizer.decode(ids.tolist()) for ids in np.split(tokens, offsets[1:-1])}
+
+    before = held_out(open_or_build(tmp_path / "cache", VOCAB_SIZE))
+    del few_files[:50]
+    after = held_out(open_or_build(tmp_path / "cache", VOCAB_SIZE))
+    assert after <= before
+
+
+def test_a_finished_corpus_is_opened_and_other_settings_or_files_build_another(few_files: Any, tmp_path: Path) -> None:
+    first = open_or_build(tmp_path / "cache", VOCAB_SIZE)
+    stamp = (first.folder / "corpus.json").stat().st_mtime_ns
+    assert open_or_build(tmp_path / "cache", VOCAB_SIZE) == first
+    assert (first.folder / "corpus.json").stat().st_mtime_ns == stamp
+    assert open_or_build(tmp_path / "cache", VOCAB_SIZE + 1) != first
+    few_files[0][1].write_text('"""Something else altogether."""')
+    assert open_or_build(tmp_path / "cache", VOCAB_SIZE) != first
+
+
+def test_an_interrupted_build_is_never_taken_for_a_finished_one(
+    few_files: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    with monkeypatch.context() as patch:
+
+        def interrupted(*arguments: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(corpus_module, "_tokenize", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            open_or_build(cache, VOCAB_SIZE)
+    assert [path.suffix for path in cache.iterdir() if path.is_dir()] == [".building"]
+    corpus = open_or_build(cache, VOCAB_SIZE)
+    assert len(corpus.split("train")[1]) > 1
+    assert [path for path in cache.iterdir() if path.is_dir()] == [corpus.folder]
+
+
+def test_a_cache_folder_that_cannot_be_is_an_os_error(few_files: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"exists|Not a directory"):
+        open_or_build(tmp_path / "file", VOCAB_SIZE)
+
+
+@pytest.mark.slow
+def test_the_real_corpus_has_the_same_bytes_in_two_processes_one_of_them_killed_and_rerun(
+    tmp_path: Path,
+) -> None:
+    script = "import sys, pathlib, composer_packing.data.corpus as c; c.open_or_build(pathlib.Path(sys.argv[1]), 4096)"
+
+    def start(folder: str) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path / folder)],
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    one, killed = start("one"), start("other")
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("other/*.building")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait(60)
+    assert not [path for path in (tmp_path / "other").iterdir() if path.is_dir() and path.suffix != ".building"]
+    other = start("other")
+    assert one.wait(300) == other.wait(300) == 0
+
+    folders = [next(path for path in (tmp_path / name).iterdir() if path.is_dir()) for name in ("one", "other")]
+    names = sorted(path.name for path in folders[0].iterdir())
+    assert names == sorted(path.name for path in folders[1].iterdir())
+    for name in names:
+        assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
+    tokens, offsets = Corpus(folders[0]).split("train")
+    assert len(offsets) > 10_000
+    assert len(tokens) > 1_000_000
+
+
+@given(st.lists(st.integers(0, 30), max_size=12), st.integers(1, 12))
+def test_long_documents_come_in_pieces_and_no_token_is_lost(lengths: list[int], max_seq_len: int) -> None:
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
+    tokens = np.arange(offsets[-1], dtype=np.uint16)
+    dataset = DocumentDataset(tokens, offsets, max_seq_len)
+    pieces = [document["input_ids"] for document in dataset.__getitems__(list(range(len(dataset))))]
+    assert all(1 <= len(piece) <= max_seq_len for piece in pieces)
+    assert [token for piece in pieces for token in piece] == tokens.tolist()
+    starts = {int(piece[0]) for piece in pieces}
+    assert set(offsets[:-1][np.array(lengths, int) > 0].tolist()) <= starts, "no piece crosses documents"
+    assert dataset.num_documents == len(lengths)
+    assert dataset.num_tokens == sum(lengths)
+    assert dataset.num_split == sum(length > max_seq_len for length in lengths)

@@ -1,0 +1,152 @@
+"""The command itself, as a user types it, in child processes."""
+
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from composer_packing.config_file import load
+from composer_packing.model import ModernBertForMaskedLM
+
+ROOT = Path(__file__).parent.parent
+COMPOSER = str(Path(sys.executable).parent / "composer")
+SHORT = ["max_duration=60_000tok", "scheduler.t_warmup=10_000tok", "scheduler.t_decay=20_000tok", "progress_bar=false"]
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def run(*command: str, seconds: int = 300) -> Done:
+    """Run a command in the repository; if it takes too long, end it with all its children and fail."""
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return Done(process.returncode, out, err)
+
+
+def figure(pattern: str, text: str) -> list[float]:
+    found = re.search(pattern, text)
+    assert found, f"no {pattern!r} in:\n{text}"
+    return [float(number.replace(",", "")) for number in found.groups()]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runs of this module keep the corpus; the first of them builds it."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def two_ranks(cache: Path) -> Done:
+    """One short run on two ranks, looked at by several tests."""
+    return run(
+        *(COMPOSER, "-n", "2", "train.py", "yamls/pretrain.yaml", *SHORT, "run_name=short"),
+        *(f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}", "eval_interval=30_000tok"),
+    )
+
+
+@pytest.mark.slow
+def test_two_ranks_train_and_say_what_they_did(two_ranks: Done) -> None:
+    assert two_ranks.code == 0, two_ranks.err
+    out = two_ranks.out
+    assert "2 x cpu, fp32, attention: PyTorch SDPA by document" in out
+    before, after = figure(r"evaluation loss +([\d.]+) -> ([\d.]+)", out)
+    assert before == pytest.approx(math.log(4096), abs=0.1)
+    assert after < before - 0.5
+    documents, tokens, batches = figure(r"trained on +([\d,]+) documents, ([\d,]+) tokens, ([\d,]+) batches", out)
+    assert 60_000 <= tokens < 66_000
+    assert tokens / 4096 < batches < tokens / 1024, "rows are warming up, two to four"
+    assert documents > batches
+    assert figure(r"packing efficiency +([\d.]+)", out)[0] > 0.97
+    assert 0 <= figure(r"waiting for data +([\d.]+)%", out)[0] <= 100
+    assert figure(r"tokens per second +([\d,]+)", out)[0] > 0
+
+
+@pytest.mark.slow
+def test_the_checkpoint_holds_the_trained_weights(two_ranks: Done) -> None:
+    path = re.search(r"checkpoint +(\S+)", two_ranks.out)
+    assert path
+    state = torch.load(ROOT / path[1], weights_only=False)["state"]
+    model = ModernBertForMaskedLM(load(str(ROOT / "yamls" / "pretrain.yaml"), [], 1).model)
+    model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state["model"].items()}, strict=True)
+    ids = torch.randint(5, 4096, (50,))
+    loss = model(ids, torch.tensor([0, 50]).int(), 50, ids).loss
+    assert loss is not None
+    assert abs(loss.item() - math.log(4096)) > 0.5, "it no longer guesses evenly"
+
+
+@pytest.mark.slow
+def test_a_run_does_not_write_over_another_of_the_same_name(two_ranks: Done, cache: Path) -> None:
+    assert two_ranks.code == 0
+    again = run(
+        *(sys.executable, "train.py", "yamls/pretrain.yaml", *SHORT, "run_name=short"),
+        *(f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}"),
+    )
+    assert again.code != 0
+    assert "give another run_name" in again.err.splitlines()[-1]
+    assert "Traceback" not in again.err
+
+
+@pytest.mark.slow
+def test_one_rank_is_enough(two_ranks: Done, cache: Path) -> None:
+    assert two_ranks.code == 0
+    done = run(
+        *(COMPOSER, "train.py", "yamls/pretrain.yaml", "max_duration=10_000tok", "progress_bar=false"),
+        *("scheduler.t_warmup=0tok", "scheduler.t_decay=0tok"),
+        *(f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}"),
+    )
+    assert done.code == 0, done.err
+    assert "1 x cpu" in done.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere.yaml"], "nowhere.yaml: No such file or directory"),
+        (
+            ["yamls/pretrain.yaml", "data.cache_folder=Makefile/x"],
+            "data.cache_folder=Makefile/x: Not a directory; give",
+        ),
+        (["yamls/pretrain.yaml", "max_seq_len=7"], "max_seq_len=7: must be at least 8"),
+        (["yamls/pretrain.yaml", "device_train_microbatch_size=auto"], "device_train_microbatch_size=auto: "),
+        (["yamls/pretrain.yaml", "global_train_batch_size=9"], "global_train_batch_size=9: must be a multiple of 4"),
+        (["yamls/pretrain.yaml", "sequnce_packing=true"], "there is no key sequnce_packing"),
+        (["yamls/pretrain.yaml", "precision=amp_bf16", "device=cpu"], "precision=amp_bf16: on the cpu it must be fp32"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_line_without_a_traceback(arguments: list[str], words: str) -> None:
+    done = run(sys.executable, "train.py", *arguments)
+    assert done.code == 2
+    (line,) = done.err.strip().splitlines()
+    assert words in line
+
+
+@pytest.mark.slow
+def test_the_launcher_reports_a_mistake_as_a_failure_and_shows_the_line() -> None:
+    done = run(COMPOSER, "-n", "2", "train.py", "yamls/pretrain.yaml", "global_train_batch_size=12")
+    assert done.code != 0
+    assert "global_train_batch_size=12: must be a multiple of 8, which is 2 ranks times" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.slow
+def test_without_arguments_the_usage_is_printed() -> None:
+    done = run(sys.executable, "train.py")
+    assert done.code == 2
+    assert "usage: composer train.py FILE.yaml" in done.out
