@@ -106,7 +106,9 @@ def plain(batches: list[SourceBatch], size: int, workload: Workload) -> Iterator
 def floor(workload: Workload) -> Iterator[NDArray[np.int64]]:
     """Three arrays of the batch's shape, written once."""
     while True:
-        yield [np.full((workload.rows, workload.row_len), 1) for _ in range(3)][0]
+        ids, labels, real = (np.full((workload.rows, workload.row_len), number) for number in (5, IGNORE, 1))
+        assert ids.shape == labels.shape
+        yield real
 
 
 def nanoseconds_per_token(masks: Iterator[NDArray[np.int64]]) -> float:
@@ -126,7 +128,9 @@ def main() -> None:
         arrays = [{"input_ids": document} for document in workload.documents()]
         lists = [{"input_ids": document["input_ids"].tolist()} for document in arrays]
         size = len(arrays) // (2 * (BATCHES + 12))
-        sources = [[kind[at : at + size] for at in range(0, len(kind), size)] for kind in (arrays, lists)]
+        sources: list[list[SourceBatch]] = [
+            [kind[at : at + size] for at in range(0, len(kind), size)] for kind in (arrays, lists)
+        ]
         contestants: list[Callable[[], Any]] = [
             *(partial(contestant, source, size, workload) for contestant in (ours, plain) for source in sources),
             partial(floor, workload),
