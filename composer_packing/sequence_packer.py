@@ -189,12 +189,14 @@ class SequencePacker(abc.ABC):
                 f"put one in each of {self.rows_per_batch} rows of {self.out_pseq_len} slots; "
                 f"lower the batch size or the row length"
             )
-        log.info(
-            "epoch %d: %d documents packed, %d left over at the end",
-            self.epoch,
-            self._seqs_emitted,
-            self._seqs_consumed - self._seqs_emitted,
-        )
+        left_over = self._seqs_consumed - self._seqs_emitted
+        if left_over:
+            log.warning(
+                "epoch %d: %d of %d documents were left over at the end, too few for another batch",
+                self.epoch,
+                left_over,
+                self._seqs_consumed,
+            )
 
     def _pack(self, source: Iterator[SourceBatch]) -> FilledRows | None:
         """Take documents until no more find room; None where a row stays empty."""
@@ -233,10 +235,15 @@ class SequencePacker(abc.ABC):
         """Read source batches, at most `limit` documents; give the number of non-empty ones."""
         added = 0
         while self.buffer_size - added > self.src_batch_size and added + self.src_batch_size <= limit:
-            source_batch = next(source, None)
-            if source_batch is None:
+            try:
+                source_batch = next(source)
+            except StopIteration:
                 break
             added += self._waiting.append(source_batch)
+            if len(source_batch) > self.src_batch_size:
+                raise ValueError(
+                    f"the source gave {len(source_batch)} documents at once; src_batch_size={self.src_batch_size}"
+                )
         if added:
             longest = int(self._waiting.lengths[-added:].max())
             if longest > self.out_pseq_len:

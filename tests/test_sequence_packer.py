@@ -192,6 +192,15 @@ def test_a_batch_is_given_before_the_source_is_exhausted() -> None:
     assert read <= 8
 
 
+def test_documents_left_over_at_the_end_of_an_epoch_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    packer = GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 5]), 5, 4, 2, 4, 6)
+    assert len(list(packer)) == 2
+    assert caplog.messages == ["epoch 0: 1 of 5 documents were left over at the end, too few for another batch"]
+    caplog.clear()
+    assert len(list(GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 4]), 4, 4, 2, 4, 6))) == 2
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -230,6 +239,12 @@ def test_a_document_longer_than_a_row_is_an_error_that_shows_the_lengths() -> No
     packer = GreedyBestFitSequencePacker(wrapped([[[1], [2] * 9]]), 2, 8, 1, 8, 3)
     with pytest.raises(ValueError, match=r"document of 9 tokens does not fit a row of 8 slots"):
         next(iter(packer))
+
+
+def test_a_source_batch_larger_than_promised_is_an_error_that_shows_both_sizes() -> None:
+    packer = GreedyBestFitSequencePacker(wrapped([[[1], [2], [3]]]), 2, 8, 1, 8, 3)
+    with pytest.raises(ValueError, match="3 documents at once; src_batch_size=2"):
+        list(packer)
 
 
 @pytest.mark.parametrize("source", [[], [[]], [[[], []]], [[[1, 2]]]])
