@@ -41,7 +41,7 @@ def train(config: TrainConfig) -> None:
     device = get_device(config.device)
     precision = config.precision_on(device.name)
     if device.name == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // dist.get_local_world_size()))
+        torch.set_num_threads(max(1, torch.get_num_threads() // dist.get_local_world_size()))
     dist.initialize_dist(device)
     reproducibility.seed_all(config.seed)
 
@@ -53,7 +53,7 @@ def train(config: TrainConfig) -> None:
     monitor = PackingMonitor(batches)
     trainer = Trainer(
         model=model,
-        train_dataloader=packed_dataspec(batches),
+        train_dataloader=packed_dataspec(batches, pin_memory=device.name == "gpu"),
         eval_dataloader=Evaluator(label="eval", dataloader=packed_dataspec(eval_batches(eval_documents, config))),
         optimizers=DecoupledAdamW(parameter_groups(model, config.optimizer.weight_decay), **vars(config.optimizer)),
         schedulers=WarmupStableDecayScheduler(**vars(config.scheduler)),
@@ -95,7 +95,8 @@ def open_corpus(config: TrainConfig) -> Corpus:
             return open_or_build(Path(config.data.cache_folder), config.data.vocab_size)
         except OSError as error:
             raise ConfigError(
-                f"data.cache_folder={config.data.cache_folder}: {error.strerror}; give a folder that can be written"
+                f"data.cache_folder={config.data.cache_folder}: {error.strerror}: {error.filename}; "
+                f"give a folder that can be written"
             ) from error
 
 

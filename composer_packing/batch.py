@@ -155,11 +155,17 @@ def _total(count: int | list[int]) -> int:
 def check(batch: Batch) -> None:
     """Raise ValueError where a batch breaks the contract of this module.
 
-    `cu_seqlens` is int32, starts at 0, strictly increases and ends at the row length; `max_seqlen` is the
-    longest segment; `attention_mask` is 1 up to the end of the last document and 0 behind it; no target
-    lies behind it.
+    Shapes and dtypes are the table's; `cu_seqlens` starts at 0, strictly increases and ends at the row length;
+    `max_seqlen` is the longest segment; `attention_mask` is 1 up to the end of the last document and 0 behind
+    it; no target lies behind it.
     """
     rows, row_len = batch["input_ids"].shape
+    for key in ("input_ids", "labels", "attention_mask"):
+        tensor = batch.get(key)
+        if tensor is not None and (tensor.dtype != torch.int64 or tensor.shape != (rows, row_len)):
+            raise ValueError(f"{key} is {tensor.dtype} {tuple(tensor.shape)}, not int64 {(rows, row_len)}")
+    if not len(batch["cu_seqlens"]) == len(batch["max_seqlen"]) == rows:
+        raise ValueError(f"{len(batch['cu_seqlens'])} cu_seqlens, {len(batch['max_seqlen'])} max_seqlen, {rows} rows")
     for row in range(rows):
         cu_seqlens = batch["cu_seqlens"][row]
         lengths = cu_seqlens.diff()

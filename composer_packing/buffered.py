@@ -1,16 +1,17 @@
 """A background thread that keeps the next items of an iterable ready.
 
 The thread fills a bounded queue; the consumer takes from it. Both wait on one condition variable, nobody
-polls. What the iterable raises is raised again, traceback and all, where the consumer stands. This file
-knows nothing of packing.
+polls. What the iterable raises is raised again, traceback and all, where the consumer stands. Of
+packing this file knows only that an iterable may have `rows_per_batch`.
 """
 
+import atexit
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 
@@ -18,8 +19,9 @@ Item = TypeVar("Item")
 class BufferedIterable(Generic[Item]):
     """Iterates over `iterable` in a background thread, up to `buffer_size` items ahead.
 
-    One iterator lives at a time: a new one first closes the old, whose thread then has ended. An iterator
-    that is exhausted, closed or no longer referenced leaves no thread behind.
+    One iterator lives at a time: a new one first closes the old and waits for its thread. An iterator that is
+    exhausted, closed or no longer referenced leaves no thread behind. At interpreter exit a thread that is
+    stuck in its source is left to die.
 
     Args:
         iterable: what to iterate over, anew at every `iter()`.
@@ -38,19 +40,30 @@ class BufferedIterable(Generic[Item]):
         self.iterable = iterable
         self.buffer_size = buffer_size
         self.wait_seconds = 0.0
-        self._live: weakref.ref[_BufferedIterator[Item]] | None = None
+        self._live: tuple[_Queue[Item], threading.Thread] | None = None
 
     def __iter__(self) -> "Iterator[Item]":
         self.close()
-        iterator = _BufferedIterator(self)
-        self._live = weakref.ref(iterator)
+        queue: _Queue[Item] = _Queue(self.buffer_size)
+        thread = threading.Thread(
+            target=_fill, args=(self.iterable, queue), name="composer_packing.buffered", daemon=True
+        )
+        self._live = queue, thread
+        _live_queues[thread] = queue
+        iterator = _BufferedIterator(self, queue)
+        thread.start()
         return iterator
 
     def close(self) -> None:
-        """End the live iterator, if there is one, and wait for its thread."""
-        iterator = None if self._live is None else self._live()
-        if iterator is not None:
-            iterator.close()
+        """End the live iterator, if there is one, and wait for its thread.
+
+        The thread ends once the item it is making is made; a source that blocks for ever blocks here too.
+        """
+        if self._live is not None:
+            queue, thread = self._live
+            queue.close()
+            thread.join()
+            self._live = None
 
     @property
     def batch_size(self) -> int:
@@ -100,7 +113,8 @@ class _Queue(Generic[Item]):
     def end(self, error: BaseException | None) -> None:
         """Say that no more items come, and why."""
         with self._changed:
-            self._ended, self._error = True, error
+            self._ended = True
+            self._error = None if self._closed else error
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -130,22 +144,14 @@ def _fill(iterable: Iterable[Item], queue: _Queue[Item]) -> None:
     queue.end(error)
 
 
-def _end(queue: _Queue[Item], thread: threading.Thread) -> None:
-    queue.close()
-    if thread is not threading.current_thread():  # a collection may run anywhere
-        thread.join()
-
-
 class _BufferedIterator(Iterator[Item]):
-    def __init__(self, owner: BufferedIterable[Item]) -> None:
+    """The consumer's end of the queue; when nobody refers to it any more, the thread is told to end."""
+
+    def __init__(self, owner: BufferedIterable[Item], queue: _Queue[Item]) -> None:
         self._owner = owner
-        self._queue: _Queue[Item] = _Queue(owner.buffer_size)
-        thread = threading.Thread(
-            target=_fill, args=(owner.iterable, self._queue), name="composer_packing.buffered", daemon=True
-        )
-        # Runs at close(), when the iterator is collected, and at the latest at interpreter exit.
-        self._finalizer = weakref.finalize(self, _end, self._queue, thread)
-        thread.start()
+        self._queue = queue
+        # Only told, not waited for: a collection may run anywhere, under any lock, even in that thread.
+        weakref.finalize(self, queue.close)
 
     def __next__(self) -> Item:
         started = time.perf_counter()
@@ -154,6 +160,14 @@ class _BufferedIterator(Iterator[Item]):
         finally:
             self._owner.wait_seconds += time.perf_counter() - started
 
-    def close(self) -> None:
-        """End the thread and wait for it; the iterator is exhausted afterwards."""
-        self._finalizer()
+
+_live_queues: "weakref.WeakKeyDictionary[threading.Thread, _Queue[Any]]" = weakref.WeakKeyDictionary()
+
+
+@atexit.register
+def _end_threads_at_exit() -> None:
+    """Let threads end before the interpreter goes, but never wait for a stuck one."""
+    for queue in list(_live_queues.values()):
+        queue.close()
+    for thread in list(_live_queues):
+        thread.join(timeout=1.0)

@@ -18,6 +18,9 @@ SHORTEST_SEQ_LEN = 8
 SMALLEST_VOCAB = 512
 """The special tokens and all 256 bytes, and some room for words."""
 
+LARGEST = 2**32
+"""What every number must stay below; a seed is the strictest."""
+
 PRECISIONS = {"cpu": ("fp32",), "gpu": ("amp_bf16", "amp_fp16", "fp32")}
 """What each device can train in, the default first."""
 
@@ -177,17 +180,21 @@ class TrainConfig:
 
     def buffer_size(self, world_size: int) -> int:
         """Documents that may wait for a row on one rank."""
-        return self.train_loader.packing_buffer_size or 10 * self.device_batch_size(world_size)
+        size = self.train_loader.packing_buffer_size
+        return 10 * self.device_batch_size(world_size) if size is None else size
 
 
 def check(config: TrainConfig, world_size: int) -> None:
-    """Raise ConfigError where keys do not go together; what concerns packing alone is the packer's to check.
+    """Raise ConfigError where values are out of range or do not go together.
+
+    What is checked here is what can be said in the keys' own words; the packer checks the rest.
 
     Args:
         config: what was read.
         world_size: ranks that will train.
     """
     for key, least in (
+        ("seed", 0),
         ("max_seq_len", SHORTEST_SEQ_LEN),
         ("device_train_microbatch_size", 1),
         ("data.vocab_size", SMALLEST_VOCAB),
@@ -197,8 +204,9 @@ def check(config: TrainConfig, world_size: int) -> None:
         ("optimizer.weight_decay", 0),
         ("scheduler.alpha_f", 0),
     ):
-        if not attrgetter(key)(config) >= least:  # so that nan is refused too
-            raise ConfigError(f"{key}={attrgetter(key)(config)}: must be at least {least}")
+        value = attrgetter(key)(config)
+        if not least <= value < LARGEST:  # so that nan is refused too
+            raise ConfigError(f"{key}={value}: must be at least {least} and below 2**32")
     micro = config.device_train_microbatch_size
     for key in ("global_train_batch_size", "train_loader.batch_size_warmup_min_size"):
         size = attrgetter(key)(config)
@@ -220,30 +228,33 @@ def check(config: TrainConfig, world_size: int) -> None:
             f"train_loader.packing_buffer_size={config.train_loader.packing_buffer_size}: must exceed the "
             f"{config.device_batch_size(world_size)} sequences of one rank's batch"
         )
-    for key in ("mlm_probability", "eval_loader.mlm_probability"):
-        if not 0 < attrgetter(key)(config) <= 1:
-            raise ConfigError(f"{key}={attrgetter(key)(config)}: must lie above 0 and not above 1")
+    for key in ("mlm_probability", "eval_loader.mlm_probability", "train_loader.final_masking_ratio"):
+        ratio = attrgetter(key)(config)
+        if ratio is not None and not 0 < ratio <= 1:
+            raise ConfigError(f"{key}={ratio}: must lie above 0, or there is nothing to learn, and not above 1")
     if config.model.vocab_size < config.data.vocab_size:
         raise ConfigError(
             f"model.vocab_size={config.model.vocab_size}: must be at least data.vocab_size={config.data.vocab_size}"
         )
     if config.device not in (None, *PRECISIONS):
         raise ConfigError(f"device={config.device}: must be cpu or gpu, or null for the GPU where there is one")
-    for key in ("eval_interval", "save_interval", "console_log_interval"):
+    _check_interval("console_log_interval", config.console_log_interval, ("ba", "ep"))
+    for key in ("eval_interval", "save_interval"):
         if attrgetter(key)(config) is not None:
-            _check_interval(key, attrgetter(key)(config))
+            _check_interval(key, attrgetter(key)(config), ("tok", "sp", "ba", "ep"))
     _check_times(config)
 
 
-def _check_interval(key: str, interval: str) -> None:
-    from composer import Time, TimeUnit  # late, as in schedules
+def _check_interval(key: str, interval: str, units: tuple[str, ...]) -> None:
+    from composer import Time  # late, as in schedules
 
     try:
         time = Time.from_timestring(interval)
+        sound = time.value > 0 and time.unit.value in units
     except (ValueError, TypeError, OverflowError):
-        time = Time(0, TimeUnit.TOKEN)
-    if time.value <= 0 or time.unit not in (TimeUnit.TOKEN, TimeUnit.SAMPLE, TimeUnit.BATCH):
-        raise ConfigError(f"{key}={interval}: give a time such as 1000000tok, 1000sp or 100ba")
+        sound = False
+    if not sound:
+        raise ConfigError(f"{key}={interval}: give a time such as 100{units[0]}; the units are {', '.join(units)}")
 
 
 def _check_times(config: TrainConfig) -> None:

@@ -26,9 +26,7 @@ def load(path: str, overrides: Sequence[str], world_size: int) -> TrainConfig:
     """
     config = _merged(OmegaConf.structured(TrainConfig), _read(path), path)
     for override in overrides:
-        if "=" not in override:
-            raise ConfigError(f"{override}: an override is written key=value")
-        config = _merged(config, OmegaConf.from_dotlist([override]), override)
+        config = _merged(config, _parsed(override), override)
     try:
         made = OmegaConf.to_object(config)
     except OmegaConfBaseException as error:
@@ -54,6 +52,15 @@ def _read(path: str) -> DictConfig:
     return read
 
 
+def _parsed(override: str) -> DictConfig:
+    if "=" not in override:
+        raise ConfigError(f"{override}: an override is written key=value")
+    try:
+        return OmegaConf.from_dotlist([override])
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{override}: {' '.join(str(error).split())}") from error
+
+
 def _merged(config: DictConfig, more: DictConfig, where: str) -> DictConfig:
     """`config` with `more` laid over it; errors name `where` that came from."""
     try:
@@ -73,7 +80,7 @@ def _one_line(error: OmegaConfBaseException) -> str:
         return f"there is no key {key}" + (f"; did you mean {near[0]}?" if near else "")
     if isinstance(error, MissingMandatoryValue):
         return f"{key} is missing; set it in the file or as {key}=VALUE"
-    reason = str(error.msg or error).split("\n")[0]
+    reason = " ".join(str(error.msg or error).split("\n    full_key:")[0].split())
     if key == "device_train_microbatch_size":
         reason += "; give the number of sequences that one packed row has room for"
     return f"{key}: {reason}" if key else reason

@@ -23,8 +23,11 @@ from composer_packing.config import ConfigError, TrainConfig
 from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID
 from composer_packing.data.dataset import Document, DocumentDataset
 
-EVAL_SOURCE_BATCH = 128
-"""Documents the evaluation packer reads at a time; it looks at ten times as many for the best fit."""
+EVAL_SOURCE_BATCH, EVAL_BUFFER_SIZE = 128, 1280
+"""Documents the evaluation packer reads at a time, and how many may wait for a row."""
+
+EVAL_SEED = 0
+"""Evaluation masks do not follow the seed of a run, so that runs compare."""
 
 
 class PackedDataset(IterableDataset[Batch]):
@@ -41,14 +44,16 @@ class PackedDataset(IterableDataset[Batch]):
         return len(self.batches)  # type: ignore[arg-type]
 
 
-def packed_dataspec(batches: Iterable[Batch]) -> DataSpec:
+def packed_dataspec(batches: Iterable[Batch], pin_memory: bool = False) -> DataSpec:
     """A `DataSpec` that splits batches into rows and counts real tokens, documents and targets.
 
     The device only ever sees counts that were taken on the host, as plain ints.
+
+    Args:
+        batches: gives packed batches with `attention_mask`, anew at every `iter()`.
+        pin_memory: hand batches over in pinned memory, for a GPU.
     """
-    loader: DataLoader[Batch] = DataLoader(
-        PackedDataset(batches), batch_size=None, num_workers=0, pin_memory=torch.cuda.is_available()
-    )
+    loader: DataLoader[Batch] = DataLoader(PackedDataset(batches), batch_size=None, pin_memory=pin_memory)
     return DataSpec(
         loader,
         batch_transforms=with_counts,
@@ -112,11 +117,11 @@ def eval_batches(documents: DocumentDataset, config: TrainConfig) -> list[Batch]
             src_max_seq_len=config.max_seq_len,
             out_batch_size=1,
             out_pseq_len=config.row_len,
-            buffer_size=10 * EVAL_SOURCE_BATCH,
+            buffer_size=EVAL_BUFFER_SIZE,
             pad_token_id=PAD_TOKEN_ID,
             mask_token_id=MASK_TOKEN_ID,
             mask_prob=config.eval_loader.mlm_probability,
-            seed=_seed_of_rank(config.seed, rank),
+            seed=_seed_of_rank(EVAL_SEED, rank),
         )
         batches = list(packer)
         assert packer.seqs_emitted == len(share)

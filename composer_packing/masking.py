@@ -18,7 +18,7 @@ def _hide(
     mask_prob: float,
     mask_token: int,
     ignore_index: int,
-    is_target: NDArray[np.bool_],
+    is_token: NDArray[np.bool_],
     ids: NDArray[np.int64],
     labels: NDArray[np.int64],
 ) -> int:
@@ -26,7 +26,7 @@ def _hide(
     largest = -1
     for i in range(len(ids)):
         chosen = draws[i] < mask_prob
-        labels[i] = ids[i] if chosen and is_target[i] else ignore_index
+        labels[i] = ids[i] if chosen and is_token[i] else ignore_index
         if draws[i] < mask_prob * 0.8:
             ids[i] = mask_token
         largest = max(largest, ids[i])

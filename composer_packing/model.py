@@ -51,8 +51,8 @@ class ModernBertConfig:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, int) and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1")
+            if name != "attn_out_dropout" and not 0 < value < float("inf"):
+                raise ValueError(f"{name}={value} must be above 0 and finite")
         if not 0 <= self.attn_out_dropout < 1:
             raise ValueError(f"attn_out_dropout={self.attn_out_dropout} must be at least 0 and below 1")
         if self.hidden_size % (2 * self.num_attention_heads):

@@ -20,7 +20,8 @@ class WarmupStableDecayScheduler(ComposerScheduler):
     """Learning-rate multiplier: up in a straight line, constant, then down by one minus a square root.
 
     The decay takes the last `t_decay` of the training (Hägele et al., 2024). Times are in the unit of
-    `max_duration`, or in `dur`.
+    `max_duration`, or in `dur`. Composer sets the rate of a step before it counts the batch before it: the
+    rate is one batch behind the clock, and the first two steps of a warmup have a rate of 0.
 
     Args:
         t_warmup: length of the warmup; the multiplier is `t / t_warmup`.

@@ -21,7 +21,7 @@ def start_lines(
     precision: str,
     world_size: int,
 ) -> str:
-    """Device, model, data, and how many batches and epochs the duration comes to.
+    """Device, model, data, how many batches and epochs the duration comes to, and what is scheduled when.
 
     Args:
         config: the run.
@@ -37,6 +37,21 @@ def start_lines(
     duration = local_tokens("max_duration", config.max_duration, world_size=1)
     slots = config.global_train_batch_size * config.max_seq_len
     rows = config.global_train_batch_size // config.device_train_microbatch_size
+    loader, scheduler = config.train_loader, config.scheduler
+    schedules = [f"learning rate up to {scheduler.t_warmup}, down over the last {scheduler.t_decay}"]
+    if loader.batch_size_warmup_tokens is not None:
+        end = local_tokens("batch_size_warmup_tokens", loader.batch_size_warmup_tokens, world_size=1)
+        schedules.append(
+            f"batch size {loader.batch_size_warmup_min_size} -> {config.global_train_batch_size} sequences"
+            + _until(end, duration)
+        )
+    if loader.masking_ratio_cooldown_tokens is not None:
+        start = local_tokens("start", loader.masking_ratio_cooldown_start_tokens or 0, world_size=1)
+        end = start + local_tokens("cooldown", loader.masking_ratio_cooldown_tokens, world_size=1)
+        schedules.append(
+            f"mask ratio {config.mlm_probability} -> {loader.final_masking_ratio} from {start:,}"
+            + _until(end, duration)
+        )
     return "\n".join(
         [
             f"device     {world_size} x {device}, {precision}, attention: {attention}",
@@ -46,8 +61,13 @@ def start_lines(
             f"batch      {rows} rows of {config.row_len} slots = {slots:,} slots",
             f"duration   {duration:,} tokens = about {duration / slots:,.0f} full batches "
             f"= {duration / documents.num_tokens:.2f} epochs",
+            *(f"schedule   {schedule}" for schedule in schedules),
         ]
     )
+
+
+def _until(end: int, duration: int) -> str:
+    return f" to {end:,} tokens" + (", which is after the end of this run" if end > duration else "")
 
 
 def end_lines(summary: RunSummary, loss_before: float, loss_after: float, checkpoints: Sequence[str]) -> str:

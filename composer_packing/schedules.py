@@ -127,11 +127,11 @@ class MaskingRatioCooldownScheduler:
         check_ratio("final_masking_ratio", final_masking_ratio)
         if final_masking_ratio > initial_masking_ratio:
             raise ValueError(f"{final_masking_ratio=} must not exceed {initial_masking_ratio=}")
-        if schedule_type not in tuple(MaskingSchedule):
-            raise ValueError(f"{schedule_type=} must be 'linear' or 'stair'")
-        self.schedule_type = MaskingSchedule(schedule_type)
-        if self.schedule_type is MaskingSchedule.STAIR and (step_size is None or step_size <= 0):
+        self.schedule_type = _check_schedule_type(schedule_type)
+        if self.schedule_type is MaskingSchedule.STAIR and not (step_size is not None and step_size > 0):
             raise ValueError(f"{step_size=} must be above 0 for schedule_type='stair'")
+        if self.schedule_type is MaskingSchedule.LINEAR and step_size is not None:
+            raise ValueError(f"{step_size=} is for schedule_type='stair' only")
         self.initial_masking_ratio = initial_masking_ratio
         self.final_masking_ratio = final_masking_ratio
         self.step_size = step_size
@@ -154,6 +154,12 @@ class MaskingRatioCooldownScheduler:
             stairs = math.ceil(span / self.step_size)
             ratio = self.initial_masking_ratio - math.floor(progress * stairs) * self.step_size
         return max(ratio, self.final_masking_ratio)
+
+
+def _check_schedule_type(schedule_type: MaskingSchedule | str) -> MaskingSchedule:
+    if schedule_type not in tuple(MaskingSchedule):
+        raise ValueError(f"{schedule_type=} must be 'linear' or 'stair'")
+    return MaskingSchedule(schedule_type)
 
 
 def warmup_from_options(
@@ -180,6 +186,7 @@ def cooldown_from_options(
     world_size: int,
 ) -> MaskingRatioCooldownScheduler | None:
     """The packer's mask-ratio cooldown, or None where its options are None; ValueError where some are."""
+    _check_schedule_type(masking_cooldown_schedule_type)
     given = (
         final_masking_ratio,
         masking_ratio_cooldown_tokens,

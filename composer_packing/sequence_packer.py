@@ -1,8 +1,8 @@
 """The sequence packer: source batches in, packed batches out.
 
-A batch takes documents from the front of the waiting buffer, refills the buffer from the source until
-`buffer_size` documents have found no room, and keeps those for the next batch. An epoch ends when the
-source has ended and a batch can no longer be given a document in every row. The algorithm, the masks and
+A batch takes documents from the front of the waiting buffer and refills the buffer from the source until so
+many have found no room that another source batch might overfill it; those wait for the next batch. An epoch
+ends when a batch can no longer be given a document in every row. The algorithm, the masks and
 the names are those of the packer published with ModernBERT (Warner et al., 2024).
 """
 
@@ -41,7 +41,7 @@ class FilledRows(NamedTuple):
         attention_mask: int64 `(rows, row_len)`.
         cu_seqlens: int32, of all rows.
         offsets: int64 `(rows + 1,)`, where each row begins in `cu_seqlens`.
-        longest: int64 `(rows,)`, longest segment of each row.
+        longest: int64 `(rows,)`, longest segment of each row, which may be the padding.
     """
 
     input_ids: NDArray[np.int64]
@@ -83,10 +83,12 @@ class SequencePacker(abc.ABC):
         ValueError: in the constructor where numbers do not go together; while iterating where a document
             does not fit a row or an epoch ends without a batch.
         TypeError: while iterating where a document is no flat sequence of ids.
+        RuntimeError: from an iterator that goes on after a newer one was made.
 
     Attributes:
         epoch: number of the current epoch, -1 before the first.
-        local_tokens: real tokens in the batches given so far, over all epochs.
+        local_tokens: real tokens in the batches packed so far, over all epochs. Behind a `BufferedIterable`
+            that is ahead of the trainer by the batches that are ready, and so are the schedules.
     """
 
     def __init__(
@@ -151,7 +153,6 @@ class SequencePacker(abc.ABC):
         self.local_tokens = 0
         self._seqs_consumed = 0
         self._seqs_emitted = 0
-        self._waiting = WaitingBuffer()
 
     @property
     def seqs_consumed(self) -> int:
@@ -165,27 +166,31 @@ class SequencePacker(abc.ABC):
 
     @property
     def rows_per_batch(self) -> int:
-        """Rows of the next batch."""
+        """Rows of the batch that is packed next."""
         return self.out_batch_size if self._rows_schedule is None else self._rows_schedule(self.local_tokens)
 
     def __iter__(self) -> Iterator[Batch]:
+        """Start an epoch; an iterator of an earlier one raises RuntimeError from then on."""
         self.epoch += 1
         self._seqs_consumed = 0
         self._seqs_emitted = 0
-        self._waiting = WaitingBuffer()
         sampler = getattr(self.src_iterable, "sampler", None)
         if isinstance(sampler, DistributedSampler):
             sampler.set_epoch(self.epoch)
-        return self._batches()
+        return self._batches(self.epoch, iter(self.src_iterable), np.random.default_rng(self.seed + self.epoch))
 
-    def _batches(self) -> Iterator[Batch]:
-        rng = np.random.default_rng(self.seed + self.epoch)
-        source = iter(self.src_iterable)
-        while (packed := self._pack(source)) is not None:
-            yield self._finish(packed, rng)
+    def _batches(self, epoch: int, source: Iterator[SourceBatch], rng: np.random.Generator) -> Iterator[Batch]:
+        waiting = WaitingBuffer()
+        while True:
+            if epoch != self.epoch:
+                raise RuntimeError(f"epoch {epoch} of this packer is over: epoch {self.epoch} has been started")
+            filled = self._pack(source, waiting)
+            if filled is None:
+                break
+            yield self._finish(filled, rng)
         if self._seqs_emitted == 0:
             raise ValueError(
-                f"epoch {self.epoch}: the source gave {self._seqs_consumed} documents, too few to "
+                f"epoch {epoch}: the source gave {self._seqs_consumed} documents, too few to "
                 f"put one in each of {self.rows_per_batch} rows of {self.out_pseq_len} slots; "
                 f"lower the batch size or the row length"
             )
@@ -193,23 +198,22 @@ class SequencePacker(abc.ABC):
         if left_over:
             log.warning(
                 "epoch %d: %d of %d documents were left over at the end, too few for another batch",
-                self.epoch,
+                epoch,
                 left_over,
                 self._seqs_consumed,
             )
 
-    def _pack(self, source: Iterator[SourceBatch]) -> FilledRows | None:
+    def _pack(self, source: Iterator[SourceBatch], waiting: WaitingBuffer) -> FilledRows | None:
         """Take documents until no more find room; None where a row stays empty."""
         rows = self.rows_per_batch
-        waiting = self._waiting
         remaining_spaces = np.full(rows, self.out_pseq_len, np.int64)
         placements: list[NDArray[np.int64]] = []
-        placed = 0  # documents of the buffer that have been looked at
+        tried = 0
         skipped = 0
-        while len(waiting) > placed or self._refill(source, self.buffer_size - skipped):
-            row_of_document = self._place(waiting.lengths[placed:], remaining_spaces)
+        while len(waiting) > tried or self._refill(source, waiting, self.buffer_size - skipped):
+            row_of_document = self._place(waiting.lengths[tried:], remaining_spaces)
             placements.append(row_of_document)
-            placed = len(waiting)
+            tried = len(waiting)
             skipped += int((row_of_document == NO_ROW).sum())
         if not placements or remaining_spaces.max() == self.out_pseq_len:
             return None
@@ -231,7 +235,7 @@ class SequencePacker(abc.ABC):
         waiting.keep(np.flatnonzero(row_of_document == NO_ROW)[::-1])
         return FilledRows(input_ids, attention_mask, *segments)
 
-    def _refill(self, source: Iterator[SourceBatch], limit: int) -> int:
+    def _refill(self, source: Iterator[SourceBatch], waiting: WaitingBuffer, limit: int) -> int:
         """Read source batches, at most `limit` documents; give the number of non-empty ones."""
         added = 0
         while self.buffer_size - added > self.src_batch_size and added + self.src_batch_size <= limit:
@@ -239,13 +243,13 @@ class SequencePacker(abc.ABC):
                 source_batch = next(source)
             except StopIteration:
                 break
-            added += self._waiting.append(source_batch)
+            added += waiting.append(source_batch)
             if len(source_batch) > self.src_batch_size:
                 raise ValueError(
                     f"the source gave {len(source_batch)} documents at once; src_batch_size={self.src_batch_size}"
                 )
         if added:
-            longest = int(self._waiting.lengths[-added:].max())
+            longest = int(waiting.lengths[-added:].max())
             if longest > self.out_pseq_len:
                 raise ValueError(
                     f"a document of {longest} tokens does not fit a row of {self.out_pseq_len} slots "

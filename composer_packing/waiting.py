@@ -41,17 +41,20 @@ class WaitingBuffer:
 
         Raises:
             TypeError: the source batch or a document is something else.
+            ValueError: an id is negative or beyond int64.
         """
-        documents = [document for document in _input_ids(source_batch) if len(document)]
+        documents = _input_ids(source_batch)
         if not documents:
             return 0
         lengths = np.fromiter(map(len, documents), np.int64, len(documents))
         total = int(lengths.sum())
         self._make_room(total)
         try:
-            np.concatenate(documents, out=self.tokens[self._end : self._end + total], casting="same_kind")
+            new = np.concatenate(documents, out=self.tokens[self._end : self._end + total], casting="same_kind")
         except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(_which_is_wrong(documents)) from error
+        if new.min() < 0:  # an unsigned id that does not fit has wrapped
+            raise ValueError(f"token ids must lie between 0 and 2**63 - 1; got {new.min()}")
         self.starts = np.concatenate([self.starts, self._end + np.cumsum(lengths) - lengths])
         self.lengths = np.concatenate([self.lengths, lengths])
         self._end += total
@@ -90,8 +93,9 @@ def _gathered(
 
 
 def _input_ids(source_batch: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Ids of the documents that are not empty."""
     try:
-        return [document["input_ids"] for document in source_batch]
+        return [ids for document in source_batch if len(ids := document["input_ids"])]
     except (TypeError, KeyError, IndexError) as error:
         raise TypeError(
             f"a source batch must be a list of {{'input_ids': ids}}, one per document; "

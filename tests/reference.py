@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
+
+from composer_packing.batch import IGNORE_INDEX, check
 
 Documents = list[list[int]]
 
@@ -104,3 +107,15 @@ def warmup_size(minimum: int, maximum: int, tokens: int, world_size: int, seen: 
         if math.ceil(local / total * sum(range(minimum, size + 1))) > seen:
             return size
     return maximum
+
+
+def originals(batches: list[dict[str, Any]]) -> Documents:
+    """Documents of packed batches as they were before masking."""
+    found = []
+    for batch in batches:
+        check(batch)
+        ids = torch.where(batch["labels"] == IGNORE_INDEX, batch["input_ids"], batch["labels"])
+        for row, mask, cu_seqlens in zip(ids, batch["attention_mask"], batch["cu_seqlens"], strict=True):
+            ends = [end for end in cu_seqlens.tolist() if end <= mask.sum()]
+            found += [row[start:end].tolist() for start, end in itertools.pairwise(ends)]
+    return found

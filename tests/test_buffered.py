@@ -129,24 +129,16 @@ def test_fifty_starts_and_stops_leave_no_thread() -> None:
     assert source.opened == source.closed == 50
 
 
-def test_waiting_is_measured_and_only_waiting() -> None:
+def test_waiting_is_measured() -> None:
     def slow() -> Iterator[int]:
         yield 0
         time.sleep(0.2)
         yield 1
 
-    class Slow:
-        def __iter__(self) -> Iterator[int]:
-            return slow()
-
-    buffered = BufferedIterable(Slow(), 1)
+    buffered = BufferedIterable(slow(), 1)
+    assert buffered.wait_seconds == 0.0
     assert list(buffered) == [0, 1]
     assert buffered.wait_seconds >= 0.15
-    ready = BufferedIterable(Source(range(2)), 2)
-    iterator = iter(ready)
-    time.sleep(0.2)
-    assert list(iterator) == [0, 1]
-    assert ready.wait_seconds < 0.15
 
 
 def test_batch_size_is_the_packers_current_rows() -> None:
@@ -166,6 +158,65 @@ def test_batch_size_is_the_packers_current_rows() -> None:
     assert buffered.batch_size == 2
     with pytest.raises(TypeError, match="list"):
         _ = BufferedIterable([1], 1).batch_size
+
+
+def test_an_error_after_close_is_not_kept() -> None:
+    closing = threading.Event()
+
+    def fails_late() -> Iterator[int]:
+        yield 0
+        closing.wait()
+        raise OSError("late")
+
+    buffered = BufferedIterable(fails_late(), 1)
+    iterator = iter(buffered)
+    assert next(iterator) == 0
+    threading.Timer(0.1, closing.set).start()
+    buffered.close()
+    assert list(iterator) == []
+
+
+def test_a_new_iterator_waits_for_a_thread_whose_iterator_was_only_forgotten() -> None:
+    """The old thread is still making an item when the new iterator is asked for."""
+    running = 0
+    most = 0
+
+    class Counted:
+        def __iter__(self) -> Iterator[int]:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            try:
+                for item in range(1000):
+                    time.sleep(0.02)
+                    yield item
+            finally:
+                running -= 1
+
+    buffered = BufferedIterable(Counted(), 1)
+    for _ in range(5):
+        next(iter(buffered))
+        gc.collect()
+    buffered.close()
+    assert most == 1
+
+
+def test_forgetting_an_iterator_does_not_wait_for_its_thread() -> None:
+    """A collection may run under a lock that the thread wants: here, this thread holds it."""
+    lock = threading.Lock()
+
+    def wants_lock() -> Iterator[int]:
+        yield 0
+        with lock:
+            yield 1
+
+    buffered = BufferedIterable(wants_lock(), 2)
+    with lock:
+        iterator = iter(buffered)
+        assert next(iterator) == 0
+        del iterator
+        gc.collect()
+    buffered.close()
 
 
 @pytest.mark.parametrize("size", [0, -1])
@@ -190,6 +241,23 @@ def test_a_process_ends_at_once_with_an_iterator_still_open(ending: str, code: i
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr
     assert "Fatal" not in done.stderr
+
+
+def test_a_process_ends_although_its_source_is_stuck() -> None:
+    script = textwrap.dedent(
+        """
+        import threading
+        from composer_packing.buffered import BufferedIterable
+        def stuck():
+            yield 0
+            threading.Event().wait()
+        iterator = iter(BufferedIterable(stuck(), 1))
+        next(iterator)
+        raise SystemExit(3)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3, done.stderr
 
 
 def test_ctrl_c_interrupts_a_consumer_that_waits_for_a_stuck_source() -> None:

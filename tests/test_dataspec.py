@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from composer import Trainer
+from composer.loggers import InMemoryLogger
 
 from composer_packing.batch import IGNORE_INDEX, check, split_packed_batch
 from composer_packing.buffered import BufferedIterable
@@ -17,6 +18,7 @@ from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID
 from composer_packing.data.dataset import DocumentDataset
 from composer_packing.dataspec import eval_batches, packed_dataspec, train_batches
 from composer_packing.model import ModernBertConfig
+from tests.reference import originals
 
 VOCAB_SIZE = 64
 
@@ -78,24 +80,15 @@ def test_settings_the_packer_refuses_are_a_config_error() -> None:
 @pytest.mark.parametrize("count", [0, 1, 2, 700])
 def test_evaluation_has_every_document_once_in_batches_of_one_row(count: int) -> None:
     documents = documents_of(count)
-    found = []
-    for batch in eval_batches(documents, config_of()):
-        check(batch)
-        assert batch["input_ids"].shape == (1, 32)
-        original = torch.where(batch["labels"] == IGNORE_INDEX, batch["input_ids"], batch["labels"])[0]
-        real_tokens = int(batch["attention_mask"].sum())
-        ends = [end for end in batch["cu_seqlens"][0].tolist() if end <= real_tokens]
-        found += [original[start:end].tolist() for start, end in itertools.pairwise(ends)]
+    batches = eval_batches(documents, config_of())
+    assert all(batch["input_ids"].shape == (1, 32) for batch in batches)
+    found = originals(batches)
     assert sorted(found) == sorted(documents[index]["input_ids"].tolist() for index in range(len(documents)))
 
 
-def test_evaluation_masks_are_the_same_every_time_it_is_made() -> None:
-    first, again = (eval_batches(documents_of(60), config_of()) for _ in range(2))
+def test_evaluation_masks_are_the_same_every_time_and_whatever_the_seed_of_the_run() -> None:
+    first, again = (eval_batches(documents_of(60), config_of(seed=seed)) for seed in (17, 18))
     assert all(torch.equal(one["input_ids"], other["input_ids"]) for one, other in zip(first, again, strict=True))
-    other_seed = eval_batches(documents_of(60), config_of(seed=18))
-    assert any(
-        not torch.equal(one["input_ids"], other["input_ids"]) for one, other in zip(first, other_seed, strict=True)
-    )
 
 
 def trainer_of(config: TrainConfig, batches: BufferedIterable[Any], model: PackedMaskedLM, **more: Any) -> Trainer:
@@ -112,15 +105,21 @@ def trainer_of(config: TrainConfig, batches: BufferedIterable[Any], model: Packe
     )
 
 
-def test_composers_clock_counts_real_tokens_and_documents_over_epochs() -> None:
+def test_composers_clock_and_the_log_count_what_was_fed_over_epochs() -> None:
     config = config_of(
         max_duration="6000tok",
-        train_loader=TrainLoaderConfig(batch_size_warmup_min_size=2, batch_size_warmup_tokens="1500tok"),
+        train_loader=TrainLoaderConfig(
+            batch_size_warmup_min_size=2,
+            batch_size_warmup_tokens="1500tok",
+            masking_ratio_cooldown_start_tokens="1000tok",
+            masking_ratio_cooldown_tokens="2000tok",
+            final_masking_ratio=0.1,
+        ),
     )
     model = PackedMaskedLM(config.model)
     batches = train_batches(documents_of(60), config)
-    monitor = PackingMonitor(batches)
-    trainer = trainer_of(config, batches, model, callbacks=[monitor])
+    monitor, logged = PackingMonitor(batches), InMemoryLogger()
+    trainer = trainer_of(config, batches, model, callbacks=[monitor], loggers=[logged])
     trainer.fit()
     trainer.close()
     batches.close()
@@ -142,6 +141,19 @@ def test_composers_clock_counts_real_tokens_and_documents_over_epochs() -> None:
     assert (timestamp.token, timestamp.sample, timestamp.batch) == (tokens, documents, len(fed))
     assert timestamp.epoch >= 2, "the data is shorter than the training"
     assert {len(batch["input_ids"]) for batch in fed} == {1, 2, 3, 4}
+    for name, counted in {
+        "packing/rows": [len(batch["input_ids"]) for batch in fed],
+        "packing/real_tokens": [int(batch["attention_mask"].sum()) for batch in fed],
+        "packing/targets": [int((batch["labels"] != IGNORE_INDEX).sum()) for batch in fed],
+        "packing/efficiency": [float(batch["attention_mask"].double().mean()) for batch in fed],
+        "packing/mask_prob": [float(batch["mask_prob"]) for batch in fed],
+    }.items():
+        assert [value for _, value in logged.data[name]] == pytest.approx(counted), name
+    assert sum(value for _, value in logged.data["packing/documents"]) == documents
+    assert all(0 <= value <= 1 for _, value in logged.data["packing/data_wait_share"])
+    ratios = {float(batch["mask_prob"]) for batch in fed}
+    assert (max(ratios), min(ratios)) == pytest.approx((0.3, 0.1))
+
     assert monitor.summary is not None
     assert (monitor.summary.num_tokens, monitor.summary.num_documents) == (tokens, documents)
     slots = sum(batch["input_ids"].numel() for batch in fed)

@@ -174,6 +174,18 @@ def test_the_distributed_sampler_is_told_the_epoch() -> None:
         assert sorted(order) == sorted(sampler)
 
 
+def test_an_iterator_of_an_earlier_epoch_does_not_go_on_behind_the_newer_ones_back() -> None:
+    packer = GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 4] * 4), 4, 4, 2, 4, 5)
+    old = iter(packer)
+    next(old)
+    new = iter(packer)
+    next(new)
+    with pytest.raises(RuntimeError, match="epoch 0 of this packer is over"):
+        next(old)
+    assert len(list(new)) == 7
+    assert packer.seqs_consumed == packer.seqs_emitted == 16
+
+
 def test_a_batch_is_given_before_the_source_is_exhausted() -> None:
     read = 0
 
@@ -220,6 +232,7 @@ def test_documents_left_over_at_the_end_of_an_epoch_are_reported(caplog: pytest.
         ({"batch_size_warmup_tokens": "5ba", "batch_size_warmup_min_size": 1}, "'5ba'"),
         ({"batch_size_warmup_tokens": 5, "batch_size_warmup_min_size": 9}, "min_batch_size=9"),
         ({"final_masking_ratio": 0.1}, "final_masking_ratio=0.1 and masking_ratio_cooldown_tokens=None"),
+        ({"masking_cooldown_schedule_type": "cosine"}, "schedule_type='cosine'"),
         ({"masking_ratio_cooldown_start_tokens": 5}, "masking_ratio_cooldown_tokens=None"),
     ],
 )

@@ -63,6 +63,8 @@ def test_memory_follows_what_waits_not_what_was_read() -> None:
         documents(torch.ones(1, 3)),
         documents([1], [None]),
         documents([[1, 2], [3, 4]]),
+        documents(5),
+        documents(torch.tensor(5)),
     ],
 )
 def test_anything_else_is_an_error_that_shows_it(source_batch: Any) -> None:
@@ -70,6 +72,12 @@ def test_anything_else_is_an_error_that_shows_it(source_batch: Any) -> None:
         WaitingBuffer().append(source_batch)
 
 
-def test_an_id_beyond_int64_is_an_error() -> None:
+def test_an_id_far_beyond_int64_is_an_error() -> None:
     with pytest.raises(TypeError, match="fit int64"):
         WaitingBuffer().append(documents([2**70]))
+
+
+@pytest.mark.parametrize("ids", [[2**63], np.array([2**64 - 1], np.uint64), [-1], np.array([3, -2])])
+def test_an_id_that_would_wrap_or_is_negative_is_an_error(ids: Any) -> None:
+    with pytest.raises(ValueError, match="token ids must lie between 0 and"):
+        WaitingBuffer().append(documents([1], ids))

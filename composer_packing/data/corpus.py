@@ -10,8 +10,8 @@ A corpus is a folder that appears whole or not at all::
       val.offsets.npy
       corpus.json           counts, for people
 
-Its name holds a fingerprint of the files it was read from and of the settings, so that other packages or
-another vocabulary give another folder, and the same ones give the same bytes.
+Its name holds a fingerprint of the contents of the files it was read from and of the settings, so that other
+packages or another vocabulary give another folder, and the same ones give the same bytes.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 from filelock import FileLock
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -91,13 +92,16 @@ def open_or_build(cache_folder: Path, vocab_size: int) -> Corpus:
 
 
 def _fingerprint(files: Sequence[tuple[str, Path]], vocab_size: int) -> str:
-    lines = [f"{FORMAT} {vocab_size} {VAL_PERCENT}"] + [f"{name} {path.stat().st_size}" for name, path in files]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+    fingerprint = hashlib.sha256(f"{FORMAT} {vocab_size} {VAL_PERCENT} {tokenizers.__version__}".encode())
+    for name, path in files:
+        fingerprint.update(f"\n{name} ".encode())
+        fingerprint.update(hashlib.sha256(path.read_bytes()).digest())
+    return fingerprint.hexdigest()[:12]
 
 
 def _build(files: Sequence[Path], vocab_size: int, folder: Path) -> None:
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
-    for text in documents(tqdm(files, desc="reading documentation", unit="file")):
+    for text in documents(tqdm(files, desc="reading documentation", unit="file", mininterval=1.0)):
         texts[_split_of(text)].append(text)
     tokenizer = train_tokenizer(texts["train"], vocab_size)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -142,7 +146,7 @@ def _tokenize(tokenizer: Tokenizer, texts: Sequence[str], path: Path, split: str
     dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32
     ids, lengths = [], []
     step = 256
-    for at in tqdm(range(0, len(texts), step), desc=f"tokenizing {split}", unit="batch"):
+    for at in tqdm(range(0, len(texts), step), desc=f"tokenizing {split}", unit="batch", mininterval=1.0):
         for encoding in tokenizer.encode_batch_fast(texts[at : at + step]):
             ids.append(np.array(encoding.ids, dtype))
             lengths.append(len(encoding.ids))
