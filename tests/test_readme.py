@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
@@ -12,8 +13,12 @@ def test_the_code_in_the_readme_runs_as_written(code: str, capsys: pytest.Captur
     assert "torch.Size([4, 256])" in capsys.readouterr().out
 
 
-def test_every_file_the_readme_names_is_there() -> None:
-    root = Path(__file__).parent.parent
-    named = set(re.findall(r"\b[a-z_]+\.(?:py|yaml)\b", README)) - {"main.py"}
-    there = {path.name for path in root.rglob("*.*") if ".venv" not in path.parts}
-    assert named <= there
+def test_every_file_in_the_readmes_tree_is_there_and_every_module_is_in_it() -> None:
+    tree = next(block for block in README.split("```")[1::2] if block.startswith("\ntrain.py"))
+    named = re.findall(r"[a-z_]+\.(?:py|yaml)\b", tree)
+    there = {
+        path.name for folder in ("composer_packing", "yamls", "benchmarks") for path in (ROOT / folder).rglob("*.*")
+    }
+    assert {*named} <= there | {"train.py", "reference.py"}
+    modules = {path.name for path in (ROOT / "composer_packing").rglob("*.py")} - {"__init__.py"}
+    assert modules <= {*named}
