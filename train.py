@@ -83,7 +83,7 @@ def train(config: TrainConfig) -> None:
         raise ConfigError(f"save_folder={config.save_folder}: {error}; give another run_name") from error
     finally:
         batches.close()
-        trainer.close()
+        trainer.engine.close()  # not trainer.close(), which waits for the other ranks even when this one has failed
     assert monitor.summary is not None
     say(end_lines(monitor.summary, before, after, trainer.saved_checkpoints))
 

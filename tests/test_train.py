@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -155,6 +156,19 @@ def test_ranks_share_the_documents_draw_their_own_masks_and_evaluate_each_docume
     assert all(document in documents for document in first["train"] + second["train"])
     assert len(first["train"]) + len(second["train"]) > 80
     assert first["masks"] != second["masks"]
+
+
+@pytest.mark.slow
+def test_a_record_one_rank_cannot_read_ends_both_with_the_error(two_ranks: Done, cache: Path) -> None:
+    assert two_ranks.code == 0
+    started = time.monotonic()
+    done = run(
+        *(COMPOSER, "-n", "2", "-m", "tests.ranks_broken_record", "yamls/pretrain.yaml", "progress_bar=false"),
+        *(f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}"),
+    )
+    assert done.code != 0
+    assert "OSError: record 1500 cannot be read" in done.out, "where the launcher shows what a failed rank has said"
+    assert time.monotonic() - started < 200, "well below the five minutes after which a collective gives up"
 
 
 @pytest.mark.slow

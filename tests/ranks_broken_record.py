@@ -1,0 +1,24 @@
+"""Run by `composer -n 2`: `train.py`, with a record that the second rank cannot read."""
+
+import sys
+from typing import Any
+
+from composer.utils import dist
+
+import train
+from composer_packing.data.dataset import DocumentDataset
+
+read = DocumentDataset.__getitem__
+reads = 0
+
+
+def broken(self: DocumentDataset, index: int) -> Any:
+    global reads
+    reads += 1
+    if dist.get_global_rank() == 1 and reads == 1500:
+        raise OSError("record 1500 cannot be read")
+    return read(self, index)
+
+
+DocumentDataset.__getitem__ = broken  # type: ignore[method-assign]
+sys.exit(train.main(sys.argv[1:]))
