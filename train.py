@@ -42,7 +42,7 @@ def train(config: TrainConfig) -> None:
     precision = config.precision_on(device.name)
     if device.name == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // dist.get_local_world_size()))
-    dist.initialize_dist(device)
+    dist.initialize_dist(device, timeout=1800.0)  # seconds; the corpus may take longer than Composer's five minutes
     reproducibility.seed_all(config.seed)
 
     corpus = open_corpus(config)
