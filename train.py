@@ -4,6 +4,9 @@ import os
 import sys
 from pathlib import Path
 
+# Threads that wait must not spin: the packer's thread wants a core too. OpenMP reads this when it is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 from composer import Evaluator, Trainer
 from composer.callbacks import LRMonitor
@@ -80,7 +83,9 @@ def train(config: TrainConfig) -> None:
         trainer.fit()
         after = eval_loss(trainer)
     except FileExistsError as error:
-        raise ConfigError(f"save_folder={config.save_folder}: {error}; give another run_name") from error
+        raise ConfigError(
+            f"save_folder={config.save_folder}: {error}; give another run_name, or save_overwrite=true"
+        ) from error
     finally:
         batches.close()
         trainer.engine.close()  # not trainer.close(), which waits for the other ranks even when this one has failed
@@ -95,7 +100,7 @@ def open_corpus(config: TrainConfig) -> Corpus:
             return open_or_build(Path(config.data.cache_folder), config.data.vocab_size)
         except OSError as error:
             raise ConfigError(
-                f"data.cache_folder={config.data.cache_folder}: {error.strerror}: {error.filename}; "
+                f"data.cache_folder={config.data.cache_folder}: {error.strerror or error}: {error.filename}; "
                 f"give a folder that can be written"
             ) from error
 

@@ -42,10 +42,10 @@ def _read(path: str) -> DictConfig:
     try:
         read = OmegaConf.load(path)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; give the path of a YAML file") from error
+        raise ConfigError(f"{path}: {error.strerror or error}; give the path of a YAML file") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is no UTF-8 text; give a YAML file") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(read, DictConfig):
         raise ConfigError(f"{path}: holds no keys; give a YAML file of 'key: value' lines")
@@ -67,6 +67,8 @@ def _merged(config: DictConfig, more: DictConfig, where: str) -> DictConfig:
         merged = OmegaConf.merge(config, more)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {_one_line(error)}") from error
+    except TypeError as error:  # OmegaConf's own, for a mapping in the place of a tuple
+        raise ConfigError(f"{where}: {error}") from error
     assert isinstance(merged, DictConfig)
     return merged
 

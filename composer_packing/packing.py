@@ -17,7 +17,7 @@ This file knows numpy and numba, nothing else.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numba
 import numpy as np
@@ -36,6 +36,24 @@ def compiled(function: Function) -> Function:
     except RuntimeError:  # no folder for the cache can be written: a read-only install without a HOME
         jitted = numba.njit(nogil=True)(function)
     return jitted
+
+
+class FilledRows(NamedTuple):
+    """Rows before masking.
+
+    Attributes:
+        input_ids: int64 `(rows, row_len)`.
+        attention_mask: int64 `(rows, row_len)`.
+        cu_seqlens: int32, of all rows.
+        offsets: int64 `(rows + 1,)`, where each row begins in `cu_seqlens`.
+        longest: int64 `(rows,)`, longest segment of each row, which may be the padding.
+    """
+
+    input_ids: NDArray[np.int64]
+    attention_mask: NDArray[np.int64]
+    cu_seqlens: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    longest: NDArray[np.int64]
 
 
 @compiled

@@ -57,7 +57,7 @@ def start_lines(
             f"device     {world_size} x {device}, {precision}, attention: {attention}",
             f"model      {num_parameters:,} parameters, ln(vocabulary) = {math.log(config.model.vocab_size):.2f}",
             f"data       {documents.num_documents:,} documents, {documents.num_tokens:,} tokens; "
-            f"{documents.num_split:,} documents longer than {config.max_seq_len} come in pieces",
+            f"{documents.num_split:,} longer than {config.max_seq_len} come in pieces",
             f"batch      {rows} rows of {config.row_len} slots = {slots:,} slots",
             f"duration   {duration:,} tokens = about {duration / slots:,.0f} full batches "
             f"= {duration / documents.num_tokens:.2f} epochs",
@@ -81,7 +81,7 @@ def end_lines(summary: RunSummary, loss_before: float, loss_after: float, checkp
     """
     return "\n".join(
         [
-            f"trained on           {summary.num_documents:,} documents, {summary.num_tokens:,} tokens, "
+            f"trained on           {summary.num_documents:,} documents and pieces, {summary.num_tokens:,} tokens, "
             f"{summary.num_batches:,} batches",
             f"packing efficiency   {summary.packing_efficiency:.4f} of the slots held a token",
             f"tokens per second    {summary.tokens_per_second:,.0f}",

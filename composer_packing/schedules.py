@@ -106,7 +106,7 @@ class MaskingRatioCooldownScheduler:
         cooldown_tokens: global length of the cooldown.
         start_tokens: global tokens before it starts.
         schedule_type: `"linear"` or `"stair"`.
-        step_size: height of a stair, above 0; for `"stair"` only, which needs it.
+        step_size: height of a stair, above 0 and at most 1; for `"stair"` only, which needs it.
         world_size: number of ranks that share the tokens.
 
     Raises:
@@ -128,8 +128,8 @@ class MaskingRatioCooldownScheduler:
         if final_masking_ratio > initial_masking_ratio:
             raise ValueError(f"{final_masking_ratio=} must not exceed {initial_masking_ratio=}")
         self.schedule_type = _check_schedule_type(schedule_type)
-        if self.schedule_type is MaskingSchedule.STAIR and not (step_size is not None and step_size > 0):
-            raise ValueError(f"{step_size=} must be above 0 for schedule_type='stair'")
+        if self.schedule_type is MaskingSchedule.STAIR and not (step_size is not None and 0 < step_size <= 1):
+            raise ValueError(f"{step_size=} must be above 0 and at most 1 for schedule_type='stair'")
         if self.schedule_type is MaskingSchedule.LINEAR and step_size is not None:
             raise ValueError(f"{step_size=} is for schedule_type='stair' only")
         self.initial_masking_ratio = initial_masking_ratio

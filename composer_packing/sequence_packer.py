@@ -9,7 +9,7 @@ the names are those of the packer published with ModernBERT (Warner et al., 2024
 import abc
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from composer_packing.batch import Batch
 from composer_packing.masking import check_ratio, mask_in_place
-from composer_packing.packing import NO_ROW, fill_rows
+from composer_packing.packing import NO_ROW, FilledRows, fill_rows
 from composer_packing.schedules import (
     MaskingSchedule,
     TokenTime,
@@ -31,24 +31,6 @@ log = logging.getLogger(__name__)
 
 SourceBatch = Sequence[Mapping[str, Any]]
 """What the loader hands the packer: `{"input_ids": ids}` per document."""
-
-
-class FilledRows(NamedTuple):
-    """Rows before masking.
-
-    Attributes:
-        input_ids: int64 `(rows, row_len)`.
-        attention_mask: int64 `(rows, row_len)`.
-        cu_seqlens: int32, of all rows.
-        offsets: int64 `(rows + 1,)`, where each row begins in `cu_seqlens`.
-        longest: int64 `(rows,)`, longest segment of each row, which may be the padding.
-    """
-
-    input_ids: NDArray[np.int64]
-    attention_mask: NDArray[np.int64]
-    cu_seqlens: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-    longest: NDArray[np.int64]
 
 
 class SequencePacker(abc.ABC):
@@ -82,7 +64,8 @@ class SequencePacker(abc.ABC):
     Raises:
         ValueError: in the constructor where numbers do not go together; while iterating where a document
             does not fit a row or an epoch ends without a batch.
-        TypeError: while iterating where a document is no flat sequence of ids.
+        TypeError: in the constructor where an id is no int; while iterating where a document is no flat
+            sequence of ids.
         RuntimeError: from an iterator that goes on after a newer one was made.
 
     Attributes:
@@ -124,6 +107,9 @@ class SequencePacker(abc.ABC):
         if buffer_size <= src_batch_size:
             raise ValueError(f"{buffer_size=} must exceed {src_batch_size=}: the buffer would never be filled")
         check_ratio("mask_prob", mask_prob)
+        for name, token_id in (("pad_token_id", pad_token_id), ("mask_token_id", mask_token_id)):
+            if not hasattr(token_id, "__index__"):
+                raise TypeError(f"{name}={token_id!r} must be an int")
         self.src_iterable = src_iterable
         self.src_batch_size = src_batch_size
         self.src_max_seq_len = src_max_seq_len
@@ -188,6 +174,8 @@ class SequencePacker(abc.ABC):
             if filled is None:
                 break
             yield self._finish(filled, rng)
+        if self._seqs_consumed == 0 and epoch > 0:
+            raise ValueError(f"epoch {epoch}: the source gave nothing; it must be readable more than once")
         if self._seqs_emitted == 0:
             raise ValueError(
                 f"epoch {epoch}: the source gave {self._seqs_consumed} documents, too few to "

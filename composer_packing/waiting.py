@@ -51,7 +51,7 @@ class WaitingBuffer:
         self._make_room(total)
         try:
             new = np.concatenate(documents, out=self.tokens[self._end : self._end + total], casting="same_kind")
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise TypeError(_which_is_wrong(documents)) from error
         if new.min() < 0:  # an unsigned id that does not fit has wrapped
             raise ValueError(f"token ids must lie between 0 and 2**63 - 1; got {new.min()}")
@@ -109,7 +109,7 @@ def _which_is_wrong(documents: list[Any]) -> str:
         try:
             ids = np.asarray(document)
             np.concatenate([ids], out=np.empty(len(document), np.int64), casting="same_kind")
-        except (TypeError, ValueError, OverflowError):
+        except (TypeError, ValueError, OverflowError, RuntimeError):
             return (
                 f"input_ids must be a flat sequence of integers that fit int64; got "
                 f"{type(document).__name__}: {str(document)[:80]}"

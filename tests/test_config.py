@@ -89,6 +89,8 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("optimizer.lr=inf", "optimizer.lr=inf"),
         ("optimizer.lr=[1", "optimizer.lr=[1: "),
         ("seed=${", "seed=${: "),
+        ("run_name='", "run_name=': "),
+        ("optimizer.betas={}", "optimizer.betas={}: "),
         ("model.norm_eps=-1", "model.norm_eps=-1.0 must be above 0"),
         ("model.initializer_range=nan", "model.initializer_range=nan"),
         ("model.global_rope_theta=0", "model.global_rope_theta=0.0"),
@@ -130,6 +132,8 @@ def test_batches_must_divide_by_ranks_and_rows(empty: str) -> None:
         (b"\xff\xfe\x00", "run.yaml: "),
         (b"seed: 1\nsede: 2\n", "there is no key sede; did you mean seed?"),
         (b"", "max_duration is missing"),
+        (b"5", "give the path of a YAML file"),
+        (b"null: 3", "run.yaml: "),
     ],
 )
 def test_a_file_that_is_no_experiment_is_named(tmp_path: Path, content: bytes, words: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from composer_packing.config import ConfigError
 from composer_packing.data import corpus as corpus_module
 from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID, Corpus, open_or_build
 from composer_packing.data.dataset import DocumentDataset
@@ -138,10 +139,25 @@ def test_an_interrupted_build_is_never_taken_for_a_finished_one(
         patch.setattr(corpus_module, "_tokenize", interrupted)
         with pytest.raises(KeyboardInterrupt):
             open_or_build(cache, VOCAB_SIZE)
-    assert [path.suffix for path in cache.iterdir() if path.is_dir()] == [".building"]
+    assert [path for path in cache.iterdir() if path.is_dir()] == []
     corpus = open_or_build(cache, VOCAB_SIZE)
     assert len(corpus.split("train")[1]) > 1
     assert [path for path in cache.iterdir() if path.is_dir()] == [corpus.folder]
+
+
+@pytest.mark.parametrize("name", ["train.tokens.npy", "train.offsets.npy"])
+@pytest.mark.parametrize("damage", ["cut", "emptied", "removed", "exchanged"])
+def test_a_damaged_corpus_is_named_with_the_way_out(few_files: Any, tmp_path: Path, name: str, damage: str) -> None:
+    corpus = open_or_build(tmp_path / "cache", VOCAB_SIZE)
+    path = corpus.folder / name
+    if damage == "removed":
+        path.unlink()
+    elif damage == "exchanged":
+        path.write_bytes((corpus.folder / name.replace("train", "val")).read_bytes())
+    else:
+        path.write_bytes(path.read_bytes()[: 0 if damage == "emptied" else -10])
+    with pytest.raises(ConfigError, match=r"docs-\w+: is damaged \(.*\); delete it and it is built again"):
+        corpus.split("train")
 
 
 def test_a_cache_folder_that_cannot_be_is_an_os_error(few_files: Any, tmp_path: Path) -> None:

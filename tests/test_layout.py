@@ -104,4 +104,4 @@ def test_files_stay_short() -> None:
     root = PACKAGE.parent
     lines = {str(path.relative_to(root)): len(path.read_text().splitlines()) for path in MODULES.values()}
     assert {name: count for name, count in lines.items() if count > 300} == {}
-    assert len((root / "train.py").read_text().splitlines()) <= 120
+    assert len((root / "train.py").read_text().splitlines()) < 120

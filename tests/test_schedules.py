@@ -115,6 +115,7 @@ def test_sizes_out_of_order_are_an_error(sizes: tuple[int, int]) -> None:
         ((0.3, 0.1, 10, 0, "stair"), "step_size=None"),
         ((0.3, 0.1, 10, 0, "stair", 0.0), "step_size=0.0"),
         ((0.3, 0.1, 10, 0, "stair", float("nan")), "step_size=nan"),
+        ((0.3, 0.1, 10, 0, "stair", float("inf")), "step_size=inf"),
         ((0.3, 0.1, 10, 0, "linear", 0.05), "step_size=0.05 is for"),
         ((0.3, 0.1, "10ba"), "cooldown_tokens='10ba'"),
         ((0.3, 0.1, 10, "x"), "start_tokens='x'"),

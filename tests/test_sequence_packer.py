@@ -248,6 +248,20 @@ def test_numbers_that_do_not_go_together_are_an_error_that_shows_them(changed: d
         GreedyBestFitSequencePacker([], **(settings | changed))
 
 
+@pytest.mark.parametrize("name", ["pad_token_id", "mask_token_id"])
+@pytest.mark.parametrize("token_id", [None, "a", 1.0])
+def test_a_token_id_that_is_no_int_is_an_error_that_names_it(name: str, token_id: Any) -> None:
+    with pytest.raises(TypeError, match=f"{name}={token_id!r} must be an int"):
+        GreedyBestFitSequencePacker.from_composer([], **{name: token_id})
+
+
+def test_a_source_that_can_be_read_only_once_is_named_as_such_in_the_second_epoch() -> None:
+    packer = GreedyBestFitSequencePacker((batch for batch in wrapped([[[1] * 4] * 4])), 4, 4, 2, 4, 5)
+    assert len(list(packer)) == 2
+    with pytest.raises(ValueError, match="epoch 1: the source gave nothing; it must be readable more than once"):
+        list(packer)
+
+
 def test_a_document_longer_than_a_row_is_an_error_that_shows_the_lengths() -> None:
     packer = GreedyBestFitSequencePacker(wrapped([[[1], [2] * 9]]), 2, 8, 1, 8, 3)
     with pytest.raises(ValueError, match=r"document of 9 tokens does not fit a row of 8 slots"):

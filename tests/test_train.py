@@ -80,7 +80,9 @@ def test_two_ranks_train_and_say_what_they_did(two_ranks: Done) -> None:
     before, after = figure(r"evaluation loss +([\d.]+) -> ([\d.]+)", out)
     assert before == pytest.approx(math.log(4096), abs=0.1)
     assert after < before - 0.5
-    documents, tokens, batches = figure(r"trained on +([\d,]+) documents, ([\d,]+) tokens, ([\d,]+) batches", out)
+    documents, tokens, batches = figure(
+        r"trained on +([\d,]+) documents and pieces, ([\d,]+) tokens, ([\d,]+) batches", out
+    )
     assert 60_000 <= tokens < 66_000
     assert tokens / 4096 < batches < tokens / 1024, "rows are warming up, two to four"
     assert documents > batches
@@ -110,7 +112,7 @@ def test_a_run_does_not_write_over_another_of_the_same_name(two_ranks: Done, cac
         *(f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}"),
     )
     assert again.code != 0
-    assert "give another run_name" in again.err.splitlines()[-1]
+    assert "set run_name or save_overwrite" in again.err.splitlines()[-1]
     assert "Traceback" not in again.err
 
 

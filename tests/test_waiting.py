@@ -64,6 +64,7 @@ def test_memory_follows_what_waits_not_what_was_read() -> None:
         documents([1], [None]),
         documents([[1, 2], [3, 4]]),
         documents(5),
+        documents(torch.ones(2, requires_grad=True)),
         documents(torch.tensor(5)),
     ],
 )

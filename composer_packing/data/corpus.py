@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tqdm import tqdm
 
+from composer_packing.config import ConfigError
 from composer_packing.data.documentation import documents, source_files
 
 log = logging.getLogger(__name__)
@@ -62,9 +63,20 @@ class Corpus:
         return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
 
     def split(self, name: str) -> tuple[NDArray[np.unsignedinteger[Any]], NDArray[np.int64]]:
-        """Ids of all documents of a split, memory-mapped, and int64 `(documents + 1,)` offsets."""
-        tokens = np.load(self.folder / f"{name}.tokens.npy", mmap_mode="r")
-        return tokens, np.load(self.folder / f"{name}.offsets.npy")
+        """Ids of all documents of a split, memory-mapped, and int64 `(documents + 1,)` offsets.
+
+        Raises:
+            ConfigError: the files are not what was built.
+        """
+        try:
+            tokens = np.load(self.folder / f"{name}.tokens.npy", mmap_mode="r")
+            offsets = np.load(self.folder / f"{name}.offsets.npy")
+            sound = offsets[0] == 0 and offsets[-1] == len(tokens) and (np.diff(offsets) >= 0).all()
+        except (OSError, ValueError, EOFError, IndexError) as error:
+            raise ConfigError(f"{self.folder}: is damaged ({error}); delete it and it is built again") from error
+        if not sound:
+            raise ConfigError(f"{self.folder}: is damaged (offsets and tokens differ); delete it and it is built again")
+        return tokens, offsets
 
 
 def open_or_build(cache_folder: Path, vocab_size: int) -> Corpus:
@@ -86,7 +98,11 @@ def open_or_build(cache_folder: Path, vocab_size: int) -> Corpus:
             building = folder.with_suffix(".building")
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir()
-            _build([path for _, path in files], vocab_size, building)
+            try:
+                _build([path for _, path in files], vocab_size, building)
+            except BaseException:
+                shutil.rmtree(building, ignore_errors=True)
+                raise
             os.rename(building, folder)
     return Corpus(folder)
 
