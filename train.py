@@ -83,9 +83,7 @@ def train(config: TrainConfig) -> None:
         trainer.fit()
         after = eval_loss(trainer)
     except FileExistsError as error:
-        raise ConfigError(
-            f"save_folder={config.save_folder}: {error}; give another run_name, or save_overwrite=true"
-        ) from error
+        raise ConfigError(f"save_folder={config.save_folder}: {error}; set run_name or save_overwrite") from error
     finally:
         batches.close()
         trainer.engine.close()  # not trainer.close(), which waits for the other ranks even when this one has failed
