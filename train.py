@@ -1,8 +1,9 @@
 """Train a language encoder on packed rows: `composer train.py yamls/pretrain.yaml key=value ...`."""
 
+import atexit
 import os
 import sys
-from pathlib import Path
+from typing import NoReturn
 
 # Threads that wait must not spin: the packer's thread wants a core too. OpenMP reads this when it is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -17,9 +18,8 @@ from composer_packing.callbacks import PackingMonitor
 from composer_packing.composer_model import PackedMaskedLM
 from composer_packing.config import ConfigError, TrainConfig
 from composer_packing.config_file import load
-from composer_packing.data.corpus import Corpus, open_or_build
 from composer_packing.data.dataset import DocumentDataset
-from composer_packing.dataspec import eval_batches, packed_dataspec, train_batches
+from composer_packing.dataspec import eval_batches, open_corpus, packed_dataspec, train_batches
 from composer_packing.optim import WarmupStableDecayScheduler, parameter_groups
 from composer_packing.report import end_lines, start_lines
 
@@ -91,18 +91,6 @@ def train(config: TrainConfig) -> None:
     say(end_lines(monitor.summary, before, after, trainer.saved_checkpoints))
 
 
-def open_corpus(config: TrainConfig) -> Corpus:
-    """The corpus, built by the first rank of this machine while the others wait."""
-    with dist.run_local_rank_zero_first():
-        try:
-            return open_or_build(Path(config.data.cache_folder), config.data.vocab_size)
-        except OSError as error:
-            raise ConfigError(
-                f"data.cache_folder={config.data.cache_folder}: {error.strerror or error}: {error.filename}; "
-                f"give a folder that can be written"
-            ) from error
-
-
 def eval_loss(trainer: Trainer) -> float:
     """Cross entropy per target of the last evaluation, over all ranks; every rank must ask."""
     return float(trainer.state.eval_metrics["eval"]["LanguageCrossEntropy"].compute())
@@ -114,5 +102,17 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
+def leave(code: int) -> NoReturn:
+    """End the process as `sys.exit` does, but without taking the interpreter down.
+
+    Gloo's threads may still hold tensors of the last collective then; one that frees them without an
+    interpreter aborts the process, and a run that went well would be reported as failed.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -1,6 +1,7 @@
 """Packed batches as Composer takes them: a `DataSpec` for training and one for evaluation."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from composer_packing.batch import (
 from composer_packing.best_fit_packer import GreedyBestFitSequencePacker
 from composer_packing.buffered import BufferedIterable
 from composer_packing.config import ConfigError, TrainConfig
-from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID
+from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID, Corpus, open_or_build
 from composer_packing.data.dataset import Document, DocumentDataset
 
 EVAL_SOURCE_BATCH, EVAL_BUFFER_SIZE = 128, 1280
@@ -61,6 +62,22 @@ def packed_dataspec(batches: Iterable[Batch], pin_memory: bool = False) -> DataS
         get_num_samples_in_batch=get_num_samples_in_packed_batch,
         get_num_tokens_in_batch=get_token_counts_in_packed_batch,
     )
+
+
+def open_corpus(config: TrainConfig) -> Corpus:
+    """The corpus, built by the first rank of this machine while the others wait.
+
+    Raises:
+        ConfigError: the cache folder cannot be read or written.
+    """
+    with dist.run_local_rank_zero_first():
+        try:
+            return open_or_build(Path(config.data.cache_folder), config.data.vocab_size)
+        except OSError as error:
+            raise ConfigError(
+                f"data.cache_folder={config.data.cache_folder}: {error.strerror or error}: {error.filename}; "
+                f"give a folder that can be written"
+            ) from error
 
 
 def train_batches(documents: DocumentDataset, config: TrainConfig) -> BufferedIterable[Batch]:

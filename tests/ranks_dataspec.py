@@ -9,6 +9,7 @@ from composer_packing.batch import IGNORE_INDEX
 from composer_packing.dataspec import eval_batches, train_batches
 from tests.reference import originals
 from tests.test_dataspec import config_of, documents_of
+from train import leave
 
 COUNT = 101
 
@@ -37,3 +38,4 @@ def main() -> None:
 
 
 main()
+leave(0)

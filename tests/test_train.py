@@ -198,3 +198,19 @@ def test_without_arguments_the_usage_is_printed() -> None:
     done = run(sys.executable, "train.py")
     assert done.code == 2
     assert "usage: composer train.py FILE.yaml" in done.out
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_its_exit_code_and_its_handlers_but_keeps_the_interpreter_for_threads_that_need_it() -> None:
+    """What aborts a run at its end, a thread of gloo that asks for an interpreter that has gone, is a rare race."""
+    done = run(
+        *(sys.executable, "-c"),
+        "import atexit, sys, train\n"
+        "class Held:\n"
+        "    def __del__(self): print('torn down', flush=True)\n"
+        "held = Held()\n"
+        "atexit.register(print, 'handlers ran')\n"
+        "sys.stderr.write('last words')\n"
+        "train.leave(3)\n",
+    )
+    assert (done.code, done.out, done.err) == (3, "handlers ran\n", "last words")
