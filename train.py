@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -103,11 +104,11 @@ def say(text: str) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process as `sys.exit` does, but without taking the interpreter down.
+    """End the process as `sys.exit` does, but without taking the interpreter down: gloo's threads would abort it.
 
-    Gloo's threads may still hold tensors of the last collective then; one that frees them without an
-    interpreter aborts the process, and a run that went well would be reported as failed.
+    They may free tensors of the last collective when it is gone, and a run that went well would seem to have failed.
     """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher sends it when another rank has failed; this one ends
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
