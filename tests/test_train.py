@@ -191,7 +191,7 @@ def test_the_launcher_reports_a_mistake_as_a_failure_and_shows_the_line() -> Non
     assert done.code != 0
     shown = done.err + done.out  # where the launcher shows it, if the second rank came to it first
     assert "global_train_batch_size=18: must be a multiple of 4, which is 2 ranks times" in shown
-    assert "ConfigError" not in shown, "the line alone, no traceback of it"
+    assert "Traceback" not in shown
 
 
 @pytest.mark.slow
