@@ -28,9 +28,6 @@ def main() -> None:
         "eval": originals(evaluation),
         "eval_batches": len(evaluation),
         "masks": masks.tolist(),
-        "targets_in_padding": sum(
-            int((batch["labels"][batch["attention_mask"] == 0] != IGNORE_INDEX).sum()) for batch in evaluation
-        ),
     }
     ranks = dist.all_gather_object(mine)
     if dist.get_global_rank() == 0:
