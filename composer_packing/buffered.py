@@ -6,11 +6,14 @@ packing this file knows only that an iterable may have `rows_per_batch`.
 """
 
 import atexit
+import contextlib
+import os
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -45,9 +48,7 @@ class BufferedIterable(Generic[Item]):
     def __iter__(self) -> "Iterator[Item]":
         self.close()
         queue: _Queue[Item] = _Queue(self.buffer_size)
-        thread = threading.Thread(
-            target=_fill, args=(self.iterable, queue), name="composer_packing.buffered", daemon=True
-        )
+        thread = threading.Thread(target=_fill, args=(self.iterable, queue), name=__name__, daemon=True)
         self._live = queue, thread
         _live_queues[thread] = queue
         iterator = _BufferedIterator(self, queue)
@@ -57,21 +58,22 @@ class BufferedIterable(Generic[Item]):
     def close(self) -> None:
         """End the live iterator, if there is one, and wait for its thread.
 
-        The thread ends once the item it is making is made; a source that blocks for ever blocks here too.
+        The thread ends once the item it is making is made; a source that blocks for ever blocks here too, and
+        one that calls this itself gets a RuntimeError.
         """
-        if self._live is not None:
-            queue, thread = self._live
+        live = self._live
+        if live is not None:
+            queue, thread = live
+            if thread is threading.current_thread():
+                raise RuntimeError("a source cannot close or iterate over the BufferedIterable that it feeds")
             queue.close()
             thread.join()
-            self._live = None
+            if self._live is live:  # meanwhile another thread may have started anew
+                self._live = None
 
     @property
     def batch_size(self) -> int:
-        """Rows of the packer's next batch.
-
-        Raises:
-            TypeError: the iterable is no sequence packer.
-        """
+        """Rows of the packer's next batch; TypeError where the iterable is no sequence packer."""
         rows = getattr(self.iterable, "rows_per_batch", None)
         if not isinstance(rows, int):
             raise TypeError(f"batch_size is known over a SequencePacker only, not over {type(self.iterable).__name__}")
@@ -105,10 +107,12 @@ class _Queue(Generic[Item]):
             if self._items:
                 self._changed.notify_all()
                 return self._items.popleft()
-            error, self._error = self._error, None
-        if error is not None:
-            raise error
-        raise StopIteration
+            if self._error is None:
+                raise StopIteration
+            try:
+                raise self._error
+            finally:
+                self._error = None  # a local name would tie the error to its own traceback
 
     def end(self, error: BaseException | None) -> None:
         """Say that no more items come, and why."""
@@ -128,20 +132,31 @@ class _Queue(Generic[Item]):
 
 def _fill(iterable: Iterable[Item], queue: _Queue[Item]) -> None:
     """Body of the thread. It holds the iterable and the queue but not the iterator, so that can be freed."""
-    error: BaseException | None = None
     try:
-        iterator = iter(iterable)
-        try:
-            for item in iterator:
+        with contextlib.closing(_each(iterable)) as items:  # cleanup belongs to the thread that ran the source
+            for item in items:
                 if not queue.put(item):
                     break
-        finally:
-            close = getattr(iterator, "close", None)
-            if close is not None:  # a generator's cleanup belongs to the thread that ran it
-                close()
     except BaseException as raised:  # the consumer's to handle, whatever it is
-        error = raised
-    queue.end(error)
+        _end_with_error(queue, raised)
+    else:
+        queue.end(None)
+
+
+def _each(iterable: Iterable[Item]) -> Generator[Item, None, None]:
+    """The items. A StopIteration that escapes from `iter()` turns into an error here: it is not the end."""
+    yield from iterable
+
+
+def _end_with_error(queue: _Queue[Any], error: BaseException) -> None:
+    """Hand the error over and empty the frames that it and its causes keep: they hold a DataLoader's workers."""
+    errors = [error]
+    for one in errors:
+        errors += [cause for cause in (one.__cause__, one.__context__) if cause is not None and cause not in errors]
+    tracebacks = [one.__traceback__ for one in errors]  # before the consumer's frames are among them
+    queue.end(error)  # first, as workers may take seconds to go
+    for one_traceback in tracebacks:
+        traceback.clear_frames(one_traceback)
 
 
 class _BufferedIterator(Iterator[Item]):
@@ -171,3 +186,14 @@ def _end_threads_at_exit() -> None:
         queue.close()
     for thread in list(_live_queues):
         thread.join(timeout=1.0)
+
+
+def _end_iterators_in_child() -> None:
+    """In a forked process no thread fills the queues, and nobody gives back a lock that was held at the fork."""
+    for queue in list(_live_queues.values()):
+        queue._changed = threading.Condition()
+        if not queue._ended:
+            queue.end(RuntimeError("an iterator over a BufferedIterable cannot go on in a forked process"))
+
+
+os.register_at_fork(after_in_child=_end_iterators_in_child)

@@ -5,7 +5,9 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -79,6 +81,98 @@ def test_an_error_in_opening_the_source_reaches_the_consumer_too() -> None:
         next(iter(buffered))
 
 
+def test_a_stop_iteration_out_of_opening_the_source_is_an_error_and_not_the_end() -> None:
+    class Unopened:
+        def __iter__(self) -> Iterator[int]:
+            return iter([next(iter([]))])
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(BufferedIterable(Unopened(), 1))
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_whatever_the_source_raises_reaches_the_consumer(kind: type[BaseException]) -> None:
+    def source() -> Iterator[int]:
+        yield 0
+        raise kind("in the source")
+
+    iterator = iter(BufferedIterable(source(), 1))
+    assert next(iterator) == 0
+    with pytest.raises(kind, match="in the source"):
+        next(iterator)
+
+
+class WatchedError(LookupError):
+    """An error that can be watched by a weak reference."""
+
+
+class Precious:
+    """What a source holds in its frames: calls `last_words` when it goes."""
+
+    def __init__(self, last_words: Callable[[], object]) -> None:
+        self.last_words = last_words
+
+    def __del__(self) -> None:
+        self.last_words()
+
+
+def test_an_error_does_not_wait_until_what_the_source_held_is_gone() -> None:
+    caught_in_main, went_after_it = threading.Event(), []
+
+    def source() -> Iterator[int]:
+        held = Precious(lambda: went_after_it.append(caught_in_main.wait(10)))
+        yield 0
+        raise OSError(f"with {held.__class__.__name__}")
+
+    buffered = BufferedIterable(source(), 2)
+    with pytest.raises(OSError, match="with Precious") as caught:
+        list(buffered)
+    caught_in_main.set()
+    buffered.close()
+    assert went_after_it == [True], f"although {caught} still has its traceback"
+
+
+def test_an_error_that_has_been_handled_leaves_nothing_to_the_garbage_collector() -> None:
+    raised: list[weakref.ref[WatchedError]] = []
+
+    def source() -> Iterator[int]:
+        yield 0
+        error = WatchedError("handled")  # a name in the frame that raises it, as PyTorch does
+        raised.append(weakref.ref(error))
+        raise error
+
+    buffered = BufferedIterable(source(), 2)
+    gc.disable()
+    try:
+        with suppress(WatchedError):
+            list(buffered)
+        buffered.close()
+        assert raised[0]() is None
+    finally:
+        gc.enable()
+
+
+def test_an_error_that_nobody_came_for_goes_with_the_iterator() -> None:
+    raised: list[weakref.ref[WatchedError]] = []
+
+    def source() -> Iterator[int]:
+        yield 0
+        error = WatchedError("unseen")
+        raised.append(weakref.ref(error))
+        raise error
+
+    buffered = BufferedIterable(source(), 2)
+    iterator = iter(buffered)
+    assert next(iterator) == 0
+    for thread in threading.enumerate():
+        if thread.name == "composer_packing.buffered":
+            thread.join(10)
+    assert raised[0]() is not None
+    del iterator
+    gc.collect()
+    assert raised[0]() is None
+
+
 def test_the_error_of_a_packer_reaches_the_consumer() -> None:
     packer = GreedyBestFitSequencePacker([[{"input_ids": [1] * 9}]], 1, 8, 1, 8, 2)
     with pytest.raises(ValueError, match="document of 9 tokens"):
@@ -96,6 +190,39 @@ def test_close_ends_the_thread_and_closes_the_source() -> None:
     buffered.close()
     assert next(iter(buffered)) == 0, "it can be iterated again"
     buffered.close()
+
+
+def test_close_wakes_a_consumer_that_waits_for_a_stuck_source() -> None:
+    stuck, go = threading.Event(), threading.Event()
+
+    def source() -> Iterator[int]:
+        yield 0
+        stuck.set()
+        go.wait(10)
+        yield 1
+
+    buffered = BufferedIterable(source(), 1)
+    iterator = iter(buffered)
+    assert next(iterator) == 0
+    assert stuck.wait(10)
+    closer = threading.Timer(0.1, buffered.close)
+    closer.start()
+    assert list(iterator) == []
+    assert not go.is_set()
+    assert closer.is_alive(), "it waits for the thread"
+    go.set()
+    closer.join()
+
+
+@pytest.mark.parametrize("mistake", [BufferedIterable.close, iter])
+def test_a_source_that_ends_its_own_thread_is_an_error(mistake: Callable[[BufferedIterable[int]], object]) -> None:
+    def source() -> Iterator[int]:
+        yield 0
+        mistake(buffered)
+
+    buffered = BufferedIterable(source(), 2)
+    with pytest.raises(RuntimeError, match="cannot close or iterate over the BufferedIterable that it feeds"):
+        list(buffered)
 
 
 def test_a_new_iterator_retires_the_old_one_before_it_starts() -> None:
@@ -281,3 +408,46 @@ def test_ctrl_c_interrupts_a_consumer_that_waits_for_a_stuck_source() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "interrupted", done.stderr
     assert done.returncode == 0
+
+
+FORKING = """
+    import os, threading
+    from composer_packing.buffered import BufferedIterable
+    class Item:
+        def __del__(self):
+            {as_it_goes}
+    class Source:
+        def __iter__(self):
+            while True:
+                yield Item()
+    buffered = BufferedIterable(Source(), 1)
+    iterator = iter(buffered)
+    kept = [next(iterator)]
+    {before}
+    child = os.fork()
+    if child == 0:
+        try:
+            list(iterator)
+        except RuntimeError as error:
+            print(error, flush=True)
+        anew = iter(buffered)
+        kept.append(next(anew))
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    os._exit(0)
+"""
+
+
+def test_a_forked_process_starts_anew_and_cannot_go_on_with_an_iterator_of_its_parent() -> None:
+    script = textwrap.dedent(FORKING.format(as_it_goes="pass", before="pass"))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "an iterator over a BufferedIterable cannot go on in a forked process\n"
+
+
+def test_a_process_forked_while_another_thread_has_the_lock_does_not_wait_for_it() -> None:
+    """`close` has it while it drops what waits, and here that takes for ever."""
+    before = "here = threading.Event(); threading.Thread(target=buffered.close).start(); here.wait()"
+    script = textwrap.dedent(FORKING.format(as_it_goes="here.set(); threading.Event().wait()", before=before))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
