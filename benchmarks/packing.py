@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing import GreedyBestFitSequencePacker, find_best_fit
-from composer_packing.sequence_packer import SourceBatch
+from composer_packing.waiting import SourceBatch
 
 BATCHES, ROUNDS = 12, 7
 VOCAB_SIZE, MASK, PAD, IGNORE = 50_000, 4, 0, -100

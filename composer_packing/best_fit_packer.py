@@ -5,9 +5,12 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.packing import place_documents
-from composer_packing.schedules import MaskingSchedule, TokenTime
-from composer_packing.sequence_packer import SequencePacker, SourceBatch, check_positive
+from composer_packing.schedules import MaskingSchedule
+from composer_packing.sequence_packer import SequencePacker, Tail, check_positive
+from composer_packing.times import DurationLike
+from composer_packing.waiting import SourceBatch
 
 
 class GreedyBestFitSequencePacker(SequencePacker):
@@ -28,13 +31,15 @@ class GreedyBestFitSequencePacker(SequencePacker):
         seed: int = 42,
         suppress_masking: bool = False,
         batch_size_warmup_min_size: int | None = None,
-        batch_size_warmup_tokens: TokenTime | None = None,
-        masking_ratio_cooldown_tokens: TokenTime | None = None,
-        masking_ratio_cooldown_start_tokens: TokenTime | None = None,
+        batch_size_warmup_tokens: DurationLike | None = None,
+        masking_ratio_cooldown_tokens: DurationLike | None = None,
+        masking_ratio_cooldown_start_tokens: DurationLike | None = None,
         final_masking_ratio: float | None = None,
         masking_cooldown_schedule_type: MaskingSchedule | str = "linear",
         masking_ratio_step_size: float | None = None,
         world_size: int = 1,
+        tail: Tail = Tail.DROP,
+        keyed_masking: KeyedMasking | None = None,
     ) -> "GreedyBestFitSequencePacker":
         """A packer in Composer's terms: a row takes the place of a microbatch of padded sequences.
 
@@ -79,6 +84,8 @@ class GreedyBestFitSequencePacker(SequencePacker):
             masking_cooldown_schedule_type=masking_cooldown_schedule_type,
             masking_ratio_step_size=masking_ratio_step_size,
             world_size=world_size,
+            tail=tail,
+            keyed_masking=keyed_masking,
         )
 
     def _place(self, lengths: NDArray[np.int64], remaining_spaces: NDArray[np.int64]) -> NDArray[np.int64]:

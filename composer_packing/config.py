@@ -4,13 +4,14 @@ Whatever is wrong is a `ConfigError` of one line that names the key, shows the v
 `config_file` reads an experiment file into it.
 """
 
+import copy
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from omegaconf import MISSING
 
 from composer_packing.model import ModernBertConfig
-from composer_packing.schedules import local_tokens
+from composer_packing.times import Duration, duration_of
 
 SHORTEST_SEQ_LEN = 8
 """[CLS], [SEP] and a few words: below this there is nothing to learn from."""
@@ -23,6 +24,20 @@ LARGEST = 2**32
 
 PRECISIONS = {"cpu": ("fp32",), "gpu": ("amp_bf16", "amp_fp16", "fp32")}
 """What each device can train in, the default first."""
+
+
+DURATIONS = {
+    "max_duration": 1,
+    "eval_interval": 1,
+    "save_interval": 1,
+    "console_log_interval": 1,
+    "scheduler.t_warmup": 0,
+    "scheduler.t_decay": 0,
+    "train_loader.batch_size_warmup_tokens": 1,
+    "train_loader.masking_ratio_cooldown_tokens": 1,
+    "train_loader.masking_ratio_cooldown_start_tokens": 0,
+}
+"""Every key that holds a duration, and the smallest one that makes sense there."""
 
 
 class ConfigError(ValueError):
@@ -114,10 +129,10 @@ class SchedulerConfig:
 
 @dataclass
 class TrainConfig:
-    """One training run. Batch sizes are counted in sequences of `max_seq_len` tokens.
+    """One training run. Batch sizes are in sequences of `max_seq_len` tokens, durations in any unit of `times`.
 
     Attributes:
-        max_duration: length of the training, in real tokens over all ranks.
+        max_duration: length of the training.
         max_seq_len: longest document in tokens; longer ones come in pieces.
         global_train_batch_size: sequences per optimizer step, over all ranks.
         device_train_microbatch_size: sequences per microbatch, which is one packed row.
@@ -238,38 +253,47 @@ def check(config: TrainConfig, world_size: int) -> None:
         )
     if config.device not in (None, *PRECISIONS):
         raise ConfigError(f"device={config.device}: must be cpu or gpu, or null for the GPU where there is one")
-    _check_interval("console_log_interval", config.console_log_interval, ("ba", "ep"))
-    for key in ("eval_interval", "save_interval"):
-        if attrgetter(key)(config) is not None:
-            _check_interval(key, attrgetter(key)(config), ("tok", "sp", "ba", "ep"))
-    _check_times(config)
+    _check_durations(config)
 
 
-def _check_interval(key: str, interval: str, units: tuple[str, ...]) -> None:
-    from composer import Time  # late, as in schedules
+def resolved(config: TrainConfig) -> TrainConfig:
+    """The same run with every duration in `tok`, `sp` or `ba`: shares of the training in its own unit.
 
-    try:
-        time = Time.from_timestring(interval)
-        sound = time.value > 0 and time.unit.value in units
-    except (ValueError, TypeError, OverflowError):
-        sound = False
-    if not sound:
-        raise ConfigError(f"{key}={interval}: give a time such as 100{units[0]}; the units are {', '.join(units)}")
+    Raises:
+        ConfigError: a duration is none, or is 0 where that makes no sense.
+    """
+    config = copy.deepcopy(config)
+    length: Duration | None = None
+    for key, least in DURATIONS.items():
+        parent, _, name = key.rpartition(".")
+        holder = attrgetter(parent)(config) if parent else config
+        if getattr(holder, name) is None:
+            continue
+        try:
+            duration = duration_of(key, getattr(holder, name), least, length)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        length = length or duration  # `max_duration` comes first
+        setattr(holder, name, str(duration))
+    return config
 
 
-def _check_times(config: TrainConfig) -> None:
-    """The clock of a run is its real tokens."""
-    try:
-        duration, warmup, decay = (
-            local_tokens(key, attrgetter(key)(config), world_size=1)
-            for key in ("max_duration", "scheduler.t_warmup", "scheduler.t_decay")
-        )
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    if duration == 0:
-        raise ConfigError(f"max_duration={config.max_duration}: give the tokens to train on, such as 4000000tok")
-    if warmup + decay > duration:
+def _check_durations(config: TrainConfig) -> None:
+    """What must hold between durations; their units are resolved."""
+    whole = duration_of("max_duration", config.max_duration)
+    scheduler, loader = config.scheduler, config.train_loader
+    warmup, decay = duration_of("t_warmup", scheduler.t_warmup), duration_of("t_decay", scheduler.t_decay)
+    if decay.count and decay.unit != whole.unit:
         raise ConfigError(
-            f"scheduler.t_warmup={config.scheduler.t_warmup}, scheduler.t_decay={config.scheduler.t_decay}: "
-            f"together they must not exceed max_duration={config.max_duration}"
+            f"scheduler.t_decay={decay}: counts back from the end at max_duration={whole}; give {whole.unit} or dur"
         )
+    if warmup.unit == whole.unit and warmup.count + decay.count > whole.count:
+        both = f"scheduler.t_warmup={warmup}, scheduler.t_decay={decay}"
+        raise ConfigError(f"{both}: together they must not exceed max_duration={whole}")
+    if loader.masking_ratio_cooldown_tokens is not None:
+        cooldown = duration_of("cooldown", loader.masking_ratio_cooldown_tokens)
+        start = duration_of("start", loader.masking_ratio_cooldown_start_tokens or 0)
+        if start.count and start.unit != cooldown.unit:
+            raise ConfigError(
+                f"train_loader.masking_ratio_cooldown_start_tokens={start}: give it in {cooldown.unit}, as the cooldown"
+            )

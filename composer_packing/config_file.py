@@ -9,11 +9,11 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from composer_packing.config import ConfigError, TrainConfig, check
+from composer_packing.config import ConfigError, TrainConfig, check, resolved
 
 
 def load(path: str, overrides: Sequence[str], world_size: int) -> TrainConfig:
-    """Read an experiment file.
+    """Read an experiment file; its durations come out in `tok`, `sp` or `ba`.
 
     Args:
         path: YAML file.
@@ -34,6 +34,7 @@ def load(path: str, overrides: Sequence[str], world_size: int) -> TrainConfig:
     except ValueError as error:  # from the one dataclass that checks itself
         raise ConfigError(f"model.{error}") from error
     assert isinstance(made, TrainConfig)
+    made = resolved(made)
     check(made, world_size)
     return made
 

@@ -28,6 +28,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 NO_ROW = -1
 """What stands for a row where a document fits none."""
 
+NO_DOCUMENT = -1
+"""What stands for a document where a segment is padding."""
+
 
 def compiled(function: Function) -> Function:
     """Compile `function` with numba, without the interpreter's lock, cached on disk where that works."""
@@ -47,6 +50,7 @@ class FilledRows(NamedTuple):
         cu_seqlens: int32, of all rows.
         offsets: int64 `(rows + 1,)`, where each row begins in `cu_seqlens`.
         longest: int64 `(rows,)`, longest segment of each row, which may be the padding.
+        document_at: int64, beside `cu_seqlens`: which document ends there, -1 for padding and at 0.
     """
 
     input_ids: NDArray[np.int64]
@@ -54,6 +58,7 @@ class FilledRows(NamedTuple):
     cu_seqlens: NDArray[np.int32]
     offsets: NDArray[np.int64]
     longest: NDArray[np.int64]
+    document_at: NDArray[np.int64]
 
 
 @compiled
@@ -100,7 +105,7 @@ def fill_rows(
     input_ids: NDArray[np.int64],
     attention_mask: NDArray[np.int64],
     pad_token_id: int,
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Lay the placed documents end to end in their rows and pad the rest.
 
     Args:
@@ -114,8 +119,9 @@ def fill_rows(
 
     Returns:
         `cu_seqlens` of all rows in one int32 array; int64 `(rows + 1,)` offsets, row `r` owning
-        `cu_seqlens[offsets[r]:offsets[r + 1]]`; int64 `(rows,)` longest segment of each row. Padding
-        is a segment of its own.
+        `cu_seqlens[offsets[r]:offsets[r + 1]]`; int64 `(rows,)` longest segment of each row; and beside
+        `cu_seqlens` the int64 place in `lengths` of the document that ends there. Padding is a segment of
+        its own.
     """
     rows, row_len = input_ids.shape
     filled = np.zeros(rows, np.int64)
@@ -131,6 +137,7 @@ def fill_rows(
         padded = 1 if filled[row] < row_len else 0
         offsets[row + 1] = offsets[row] + 1 + segments[row] + padded
     cu_seqlens = np.zeros(offsets[rows], np.int32)
+    document_at = np.full(offsets[rows], NO_DOCUMENT)
     longest = np.zeros(rows, np.int64)
 
     next_segment = offsets[:-1] + 1
@@ -145,6 +152,7 @@ def fill_rows(
             attention_mask[row, at + i] = 1
         filled[row] = at + length
         cu_seqlens[next_segment[row]] = at + length
+        document_at[next_segment[row]] = document
         next_segment[row] += 1
         longest[row] = max(longest[row], length)
 
@@ -155,4 +163,22 @@ def fill_rows(
             attention_mask[row, at:] = 0
             cu_seqlens[offsets[row + 1] - 1] = row_len
             longest[row] = max(longest[row], row_len - at)
-    return cu_seqlens, offsets, longest
+    return cu_seqlens, offsets, longest, document_at
+
+
+def filled_rows(
+    tokens: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    row_of_document: NDArray[np.int64],
+    row_len: int,
+    pad_token_id: int,
+) -> FilledRows:
+    """Lay documents out in new rows, as many as have one; an empty row is never before one that holds a document.
+
+    The arguments are those of `fill_rows`; at least one document is placed.
+    """
+    input_ids = np.empty((row_of_document.max() + 1, row_len), np.int64)
+    attention_mask = np.empty_like(input_ids)
+    segments = fill_rows(tokens, starts, lengths, row_of_document, input_ids, attention_mask, pad_token_id)
+    return FilledRows(input_ids, attention_mask, *segments)

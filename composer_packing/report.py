@@ -10,7 +10,7 @@ from composer_packing.attention import describe_attention
 from composer_packing.callbacks import RunSummary
 from composer_packing.config import TrainConfig
 from composer_packing.data.dataset import DocumentDataset
-from composer_packing.schedules import local_tokens
+from composer_packing.times import UNITS, Duration, duration_of
 
 
 def start_lines(
@@ -34,23 +34,25 @@ def start_lines(
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16 if "fp16" in precision else torch.float32
     attention = describe_attention(torch.device("cuda" if device == "gpu" else "cpu"), dtype)
-    duration = local_tokens("max_duration", config.max_duration, world_size=1)
+    duration = duration_of("max_duration", config.max_duration)
     slots = config.global_train_batch_size * config.max_seq_len
     rows = config.global_train_batch_size // config.device_train_microbatch_size
+    tokens_each = {"tok": 1.0, "ba": float(slots), "sp": documents.num_tokens / len(documents)}[duration.unit]
+    tokens = duration.count * tokens_each
     loader, scheduler = config.train_loader, config.scheduler
     schedules = [f"learning rate up to {scheduler.t_warmup}, down over the last {scheduler.t_decay}"]
     if loader.batch_size_warmup_tokens is not None:
-        end = local_tokens("batch_size_warmup_tokens", loader.batch_size_warmup_tokens, world_size=1)
+        end = duration_of("batch_size_warmup_tokens", loader.batch_size_warmup_tokens)
         schedules.append(
             f"batch size {loader.batch_size_warmup_min_size} -> {config.global_train_batch_size} sequences"
             + _until(end, duration)
         )
     if loader.masking_ratio_cooldown_tokens is not None:
-        start = local_tokens("start", loader.masking_ratio_cooldown_start_tokens or 0, world_size=1)
-        end = start + local_tokens("cooldown", loader.masking_ratio_cooldown_tokens, world_size=1)
+        start = duration_of("start", loader.masking_ratio_cooldown_start_tokens or 0)
+        cooldown = duration_of("cooldown", loader.masking_ratio_cooldown_tokens)
         schedules.append(
-            f"mask ratio {config.mlm_probability} -> {loader.final_masking_ratio} from {start:,}"
-            + _until(end, duration)
+            f"mask ratio {config.mlm_probability} -> {loader.final_masking_ratio} from {start.count:,}"
+            + _until(Duration(start.count + cooldown.count, cooldown.unit), duration)
         )
     return "\n".join(
         [
@@ -59,15 +61,20 @@ def start_lines(
             f"data       {documents.num_documents:,} documents, {documents.num_tokens:,} tokens; "
             f"{documents.num_split:,} longer than {config.max_seq_len} come in pieces",
             f"batch      {rows} rows of {config.row_len} slots = {slots:,} slots",
-            f"duration   {duration:,} tokens = about {duration / slots:,.0f} full batches "
-            f"= {duration / documents.num_tokens:.2f} epochs",
+            f"duration   {_words(duration)} = about {tokens / slots:,.0f} full batches "
+            f"= {tokens / documents.num_tokens:.2f} epochs",
             *(f"schedule   {schedule}" for schedule in schedules),
         ]
     )
 
 
-def _until(end: int, duration: int) -> str:
-    return f" to {end:,} tokens" + (", which is after the end of this run" if end > duration else "")
+def _words(duration: Duration) -> str:
+    return f"{duration.count:,} {UNITS[duration.unit]}"
+
+
+def _until(end: Duration, whole: Duration) -> str:
+    after = end.unit == whole.unit and end.count > whole.count
+    return f" to {_words(end)}" + (", which is after the end of this run" if after else "")
 
 
 def end_lines(summary: RunSummary, loss_before: float, loss_after: float, checkpoints: Sequence[str]) -> str:

@@ -1,51 +1,16 @@
-"""Schedules that follow the tokens a rank has seen: rows per batch and mask ratio.
+"""Schedules that follow what a rank has seen: rows per batch and mask ratio.
 
-A schedule is a callable from local tokens seen to a value. Times are global and shared evenly by the
-ranks: `warmup_tokens=1000` on four ranks is 250 tokens on each. They are given as int, as a string
-such as `"1000tok"`, or as a `composer.Time` in tokens.
+A schedule is a callable from a local count to a value. It counts in the unit of its duration: real tokens,
+documents or batches. Durations are global and shared evenly by the ranks: `warmup_tokens=1000` on four
+ranks is 250 tokens on each; a batch is one on every rank.
 """
 
 import enum
 import math
-import numbers
 from bisect import bisect_right
-from typing import TYPE_CHECKING, Union
-
-if TYPE_CHECKING:
-    from composer import Time
 
 from composer_packing.masking import check_ratio
-
-TokenTime = Union[int, str, "Time[int]"]
-"""A number of tokens: an int, a string with its unit, or a `composer.Time` in tokens."""
-
-
-def local_tokens(name: str, time: TokenTime, world_size: int) -> int:
-    """Tokens that each of `world_size` ranks sees while all of them see `time`, rounded up.
-
-    Raises:
-        ValueError: `time` is no number of tokens, or negative; or `world_size` is below 1.
-    """
-    if world_size < 1:
-        raise ValueError(f"{world_size=} must be at least 1")
-    wanted = f"{name}={time!r} must be a number of tokens such as 1000 or '1000tok'"
-    if isinstance(time, bool):
-        raise ValueError(wanted)
-    if isinstance(time, numbers.Integral):
-        tokens = int(time)
-    else:
-        from composer import Time, TimeUnit  # late: schedules given as ints need no Composer
-
-        try:
-            parsed = Time.from_timestring(time) if isinstance(time, str) else time
-        except (ValueError, TypeError, OverflowError) as error:
-            raise ValueError(wanted) from error
-        if not isinstance(parsed, Time) or parsed.unit != TimeUnit.TOKEN:
-            raise ValueError(wanted)
-        tokens = int(parsed.value)
-    if tokens < 0:
-        raise ValueError(f"{name}={time!r} must not be negative")
-    return -(-tokens // world_size)
+from composer_packing.times import UNITS, DurationLike, duration_of
 
 
 class BatchSizeWarmupScheduler:
@@ -57,35 +22,41 @@ class BatchSizeWarmupScheduler:
     Args:
         min_batch_size: size at the start.
         max_batch_size: size after the warmup.
-        warmup_tokens: global length of the warmup.
+        warmup_tokens: global length of the warmup, in any unit of `times`.
         world_size: number of ranks that share it.
 
     Raises:
-        ValueError: sizes are not `1 <= min <= max`, or `warmup_tokens` is no number of tokens.
+        ValueError: sizes are not `1 <= min <= max`, or `warmup_tokens` is no duration.
+
+    Attributes:
+        unit: what it counts: `"tok"`, `"sp"` or `"ba"`.
     """
 
-    def __init__(self, min_batch_size: int, max_batch_size: int, warmup_tokens: TokenTime, world_size: int) -> None:
+    def __init__(self, min_batch_size: int, max_batch_size: int, warmup_tokens: DurationLike, world_size: int) -> None:
         if not 1 <= min_batch_size <= max_batch_size:
             raise ValueError(f"need 1 <= {min_batch_size=} <= {max_batch_size=}")
         self.min_batch_size = min_batch_size
         self.max_batch_size = max_batch_size
-        self.local_warmup_tokens = local_tokens("warmup_tokens", warmup_tokens, world_size)
+        duration = duration_of("warmup_tokens", warmup_tokens)
+        self.unit = duration.unit
+        self.local_warmup = duration.local(world_size)
 
     def __call__(self, current_tokens: int) -> int:
-        """Size in force once this rank has seen `current_tokens` tokens."""
-        if current_tokens >= self.local_warmup_tokens:
+        """Size in force once this rank has seen `current_tokens` tokens, or what else `unit` says."""
+        if current_tokens >= self.local_warmup:
             return self.max_batch_size
         sizes = range(self.min_batch_size, self.max_batch_size)
         return self.min_batch_size + bisect_right(sizes, current_tokens, key=self._threshold)
 
     def _threshold(self, size: int) -> int:
-        """Local tokens at which `size` gives way to the next one."""
-        tokens_per_unit = self.local_warmup_tokens / _sum(self.min_batch_size, self.max_batch_size - 1)
-        return math.ceil(tokens_per_unit * _sum(self.min_batch_size, size))
+        """Local count at which `size` gives way to the next one."""
+        per_weight = self.local_warmup / self._weight_up_to(self.max_batch_size - 1)
+        return math.ceil(per_weight * self._weight_up_to(size))
 
-
-def _sum(first: int, last: int) -> int:
-    return (first + last) * (last - first + 1) // 2
+    def _weight_up_to(self, size: int) -> int:
+        """What the sizes from the first to this one share the warmup by: themselves, or in batches one each."""
+        sizes = size - self.min_batch_size + 1
+        return sizes if self.unit == "ba" else (self.min_batch_size + size) * sizes // 2
 
 
 class MaskingSchedule(str, enum.Enum):
@@ -103,22 +74,25 @@ class MaskingRatioCooldownScheduler:
     Args:
         initial_masking_ratio: ratio until the cooldown starts, 0 to 1.
         final_masking_ratio: ratio once it is over, 0 to 1, at most the initial one.
-        cooldown_tokens: global length of the cooldown.
-        start_tokens: global tokens before it starts.
+        cooldown_tokens: global length of the cooldown, in any unit of `times`.
+        start_tokens: what comes before it, in the same unit.
         schedule_type: `"linear"` or `"stair"`.
         step_size: height of a stair, above 0 and at most 1; for `"stair"` only, which needs it.
         world_size: number of ranks that share the tokens.
 
     Raises:
-        ValueError: a value is outside the ranges above.
+        ValueError: a value is outside the ranges above, or the two durations are in different units.
+
+    Attributes:
+        unit: what it counts: `"tok"`, `"sp"` or `"ba"`.
     """
 
     def __init__(
         self,
         initial_masking_ratio: float,
         final_masking_ratio: float,
-        cooldown_tokens: TokenTime,
-        start_tokens: TokenTime = 0,
+        cooldown_tokens: DurationLike,
+        start_tokens: DurationLike = 0,
         schedule_type: MaskingSchedule | str = MaskingSchedule.LINEAR,
         step_size: float | None = None,
         world_size: int = 1,
@@ -135,17 +109,22 @@ class MaskingRatioCooldownScheduler:
         self.initial_masking_ratio = initial_masking_ratio
         self.final_masking_ratio = final_masking_ratio
         self.step_size = step_size
-        self.local_cooldown_tokens = local_tokens("cooldown_tokens", cooldown_tokens, world_size)
-        self.local_start_tokens = local_tokens("start_tokens", start_tokens, world_size)
+        cooldown = duration_of("cooldown_tokens", cooldown_tokens)
+        start = duration_of("start_tokens", start_tokens)
+        if start.count and start.unit != cooldown.unit:
+            raise ValueError(f"{start_tokens=} and {cooldown_tokens=} must have the same unit")
+        self.unit = cooldown.unit
+        self.local_cooldown = cooldown.local(world_size)
+        self.local_start = start.local(world_size)
 
     def __call__(self, current_tokens: int) -> float:
-        """Ratio in force once this rank has seen `current_tokens` tokens."""
-        since_start = current_tokens - self.local_start_tokens
+        """Ratio in force once this rank has seen `current_tokens` tokens, or what else `unit` says."""
+        since_start = current_tokens - self.local_start
         if since_start < 0:
             return self.initial_masking_ratio
-        if since_start >= self.local_cooldown_tokens:
+        if since_start >= self.local_cooldown:
             return self.final_masking_ratio
-        progress = since_start / self.local_cooldown_tokens
+        progress = since_start / self.local_cooldown
         span = self.initial_masking_ratio - self.final_masking_ratio
         if self.schedule_type is MaskingSchedule.LINEAR:
             ratio = self.initial_masking_ratio - progress * span
@@ -162,10 +141,58 @@ def _check_schedule_type(schedule_type: MaskingSchedule | str) -> MaskingSchedul
     return MaskingSchedule(schedule_type)
 
 
+class PackingSchedules:
+    """Rows per batch and mask ratio in force, from what one rank has packed so far.
+
+    Args:
+        rows: per batch where there is no warmup.
+        mask_prob: ratio where there is no cooldown.
+        warmup: of the rows, or None.
+        cooldown: of the ratio, or None.
+
+    Attributes:
+        local: real tokens, documents and batches packed so far, by unit.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        mask_prob: float,
+        warmup: BatchSizeWarmupScheduler | None,
+        cooldown: MaskingRatioCooldownScheduler | None,
+    ) -> None:
+        self._rows = rows
+        self._mask_prob = mask_prob
+        self._warmup = warmup
+        self._cooldown = cooldown
+        self.local = dict.fromkeys(UNITS, 0)
+
+    @property
+    def rows(self) -> int:
+        """Of the batch that is packed next."""
+        return self._rows if self._warmup is None else self._warmup(self.local[self._warmup.unit])
+
+    @property
+    def mask_ratio(self) -> float:
+        """Of the batch that is packed next."""
+        return self._mask_prob if self._cooldown is None else self._cooldown(self.local[self._cooldown.unit])
+
+    @property
+    def changes_mask_ratio(self) -> bool:
+        """Whether there is a cooldown."""
+        return self._cooldown is not None
+
+    def advance(self, tokens: int, documents: int) -> None:
+        """Count a batch."""
+        self.local["tok"] += tokens
+        self.local["sp"] += documents
+        self.local["ba"] += 1
+
+
 def warmup_from_options(
     out_batch_size: int,
     batch_size_warmup_min_size: int | None,
-    batch_size_warmup_tokens: TokenTime | None,
+    batch_size_warmup_tokens: DurationLike | None,
     world_size: int,
 ) -> BatchSizeWarmupScheduler | None:
     """The packer's batch-size warmup, or None where its options are None; ValueError where one is."""
@@ -179,8 +206,8 @@ def warmup_from_options(
 def cooldown_from_options(
     mask_prob: float,
     final_masking_ratio: float | None,
-    masking_ratio_cooldown_tokens: TokenTime | None,
-    masking_ratio_cooldown_start_tokens: TokenTime | None,
+    masking_ratio_cooldown_tokens: DurationLike | None,
+    masking_ratio_cooldown_start_tokens: DurationLike | None,
     masking_cooldown_schedule_type: MaskingSchedule | str,
     masking_ratio_step_size: float | None,
     world_size: int,

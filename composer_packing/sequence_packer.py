@@ -2,14 +2,15 @@
 
 A batch takes documents from the front of the waiting buffer and refills the buffer from the source until so
 many have found no room that another source batch might overfill it; those wait for the next batch. An epoch
-ends when a batch can no longer be given a document in every row. The algorithm, the masks and
-the names are those of the packer published with ModernBERT (Warner et al., 2024).
+ends when a batch can no longer be given a document in every row; what becomes of the rest is a policy. With
+default arguments the algorithm, the masks and the names are those of the packer published with ModernBERT
+(Warner et al., 2024).
 """
 
 import abc
+import enum
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -17,20 +18,25 @@ from numpy.typing import NDArray
 from torch.utils.data.distributed import DistributedSampler
 
 from composer_packing.batch import Batch
+from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.masking import check_ratio, mask_in_place
-from composer_packing.packing import NO_ROW, FilledRows, fill_rows
-from composer_packing.schedules import (
-    MaskingSchedule,
-    TokenTime,
-    cooldown_from_options,
-    warmup_from_options,
-)
-from composer_packing.waiting import WaitingBuffer
+from composer_packing.packing import NO_ROW, filled_rows
+from composer_packing.schedules import MaskingSchedule, PackingSchedules, cooldown_from_options, warmup_from_options
+from composer_packing.times import DurationLike
+from composer_packing.waiting import SourceBatch, WaitingBuffer
 
 log = logging.getLogger(__name__)
 
-SourceBatch = Sequence[Mapping[str, Any]]
-"""What the loader hands the packer: `{"input_ids": ids}` per document."""
+
+class Tail(str, enum.Enum):
+    """What becomes of the documents that are left when an epoch's source ends and no full batch can be made."""
+
+    DROP = "drop"
+    """They are not trained on in this epoch; their number is logged as a warning. As published."""
+    CARRY = "carry"
+    """They come first in the next epoch."""
+    EMIT = "emit"
+    """They come in batches of fewer rows, so that every document comes once."""
 
 
 class SequencePacker(abc.ABC):
@@ -53,25 +59,25 @@ class SequencePacker(abc.ABC):
         seed: of the masks; epoch `e` draws from `seed + e`.
         suppress_masking: give batches with `labels=None` and no `attention_mask`.
         batch_size_warmup_min_size: rows per batch at the start; None for no warmup.
-        batch_size_warmup_tokens: global length of that warmup; goes with the minimum.
-        masking_ratio_cooldown_tokens: global length of the mask-ratio cooldown; None for no cooldown.
-        masking_ratio_cooldown_start_tokens: global tokens before it; None for 0.
+        batch_size_warmup_tokens: global length of that warmup, in any unit of `times`; goes with the minimum.
+        masking_ratio_cooldown_tokens: global length of the mask-ratio cooldown, likewise; None for no cooldown.
+        masking_ratio_cooldown_start_tokens: what comes before it; None for 0.
         final_masking_ratio: ratio after it; goes with its length.
         masking_cooldown_schedule_type: `"linear"` or `"stair"`.
         masking_ratio_step_size: height of a stair; `"stair"` only.
         world_size: ranks that share the global tokens.
+        tail: what becomes of the documents that are left at the end of an epoch.
+        keyed_masking: draws the masks in the place of numpy, from each document's number; then `seed` has no use.
 
     Raises:
         ValueError: in the constructor where numbers do not go together; while iterating where a document
-            does not fit a row or an epoch ends without a batch.
+            does not fit a row or an epoch ends without a batch (not where the tail is carried).
         TypeError: in the constructor where an id is no int; while iterating where a document is no flat
-            sequence of ids.
+            sequence of ids, or has no number where masks need it.
         RuntimeError: from an iterator that goes on after a newer one was made.
 
     Attributes:
         epoch: number of the current epoch, -1 before the first.
-        local_tokens: real tokens in the batches packed so far, over all epochs. Behind a `BufferedIterable`
-            that is ahead of the trainer by the batches that are ready, and so are the schedules.
     """
 
     def __init__(
@@ -89,13 +95,15 @@ class SequencePacker(abc.ABC):
         seed: int = 42,
         suppress_masking: bool = False,
         batch_size_warmup_min_size: int | None = None,
-        batch_size_warmup_tokens: TokenTime | None = None,
-        masking_ratio_cooldown_tokens: TokenTime | None = None,
-        masking_ratio_cooldown_start_tokens: TokenTime | None = None,
+        batch_size_warmup_tokens: DurationLike | None = None,
+        masking_ratio_cooldown_tokens: DurationLike | None = None,
+        masking_ratio_cooldown_start_tokens: DurationLike | None = None,
         final_masking_ratio: float | None = None,
         masking_cooldown_schedule_type: MaskingSchedule | str = "linear",
         masking_ratio_step_size: float | None = None,
         world_size: int = 1,
+        tail: Tail = Tail.DROP,
+        keyed_masking: KeyedMasking | None = None,
     ) -> None:
         check_positive(
             src_batch_size=src_batch_size,
@@ -122,23 +130,33 @@ class SequencePacker(abc.ABC):
         self.mask_prob = mask_prob
         self.seed = seed
         self.suppress_masking = suppress_masking
+        self.tail = tail
+        self.keyed_masking = keyed_masking
 
-        self._rows_schedule = warmup_from_options(
-            out_batch_size, batch_size_warmup_min_size, batch_size_warmup_tokens, world_size
-        )
-        self._ratio_schedule = cooldown_from_options(
+        self._schedules = PackingSchedules(
+            out_batch_size,
             mask_prob,
-            final_masking_ratio,
-            masking_ratio_cooldown_tokens,
-            masking_ratio_cooldown_start_tokens,
-            masking_cooldown_schedule_type,
-            masking_ratio_step_size,
-            world_size,
+            warmup_from_options(out_batch_size, batch_size_warmup_min_size, batch_size_warmup_tokens, world_size),
+            cooldown_from_options(
+                mask_prob,
+                final_masking_ratio,
+                masking_ratio_cooldown_tokens,
+                masking_ratio_cooldown_start_tokens,
+                masking_cooldown_schedule_type,
+                masking_ratio_step_size,
+                world_size,
+            ),
         )
         self.epoch = -1
-        self.local_tokens = 0
+        self._waiting = self._empty_buffer()
+        self._source_ended = True
         self._seqs_consumed = 0
         self._seqs_emitted = 0
+
+    @property
+    def local_tokens(self) -> int:
+        """Real tokens packed so far, over all epochs: ahead of the trainer by the batches that are ready."""
+        return self._schedules.local["tok"]
 
     @property
     def seqs_consumed(self) -> int:
@@ -153,10 +171,15 @@ class SequencePacker(abc.ABC):
     @property
     def rows_per_batch(self) -> int:
         """Rows of the batch that is packed next."""
-        return self.out_batch_size if self._rows_schedule is None else self._rows_schedule(self.local_tokens)
+        return self._schedules.rows
 
     def __iter__(self) -> Iterator[Batch]:
         """Start an epoch; an iterator of an earlier one raises RuntimeError from then on."""
+        if self.tail is not Tail.CARRY:
+            self._waiting = self._empty_buffer()
+        elif not self._source_ended:
+            log.warning("epoch %d was left before its source ended; what it had not given is not read", self.epoch)
+        self._source_ended = False
         self.epoch += 1
         self._seqs_consumed = 0
         self._seqs_emitted = 0
@@ -166,78 +189,59 @@ class SequencePacker(abc.ABC):
         return self._batches(self.epoch, iter(self.src_iterable), np.random.default_rng(self.seed + self.epoch))
 
     def _batches(self, epoch: int, source: Iterator[SourceBatch], rng: np.random.Generator) -> Iterator[Batch]:
-        waiting = WaitingBuffer()
         while True:
             if epoch != self.epoch:
                 raise RuntimeError(f"epoch {epoch} of this packer is over: epoch {self.epoch} has been started")
-            filled = self._pack(source, waiting)
-            if filled is None:
+            row_of_document = self._place_all(source)
+            if row_of_document is None:
                 break
-            yield self._finish(filled, rng)
+            batch = self._finish(row_of_document, rng)
+            placed = row_of_document != NO_ROW
+            documents = int(placed.sum())
+            self._seqs_emitted += documents
+            self._schedules.advance(int(self._waiting.lengths[placed].sum()), documents)
+            # Put back to the front one by one, the last skipped comes first.
+            self._waiting.keep(np.flatnonzero(~placed)[::-1])
+            yield batch
+        self._source_ended = True
+        if self.tail is Tail.CARRY:
+            log.info("epoch %d: %d documents are carried into the next", epoch, len(self._waiting))
+            return
         if self._seqs_consumed == 0 and epoch > 0:
             raise ValueError(f"epoch {epoch}: the source gave nothing; it must be readable more than once")
-        if self._seqs_emitted == 0:
+        if self._seqs_emitted == 0 and self.tail is Tail.DROP:
             raise ValueError(
                 f"epoch {epoch}: the source gave {self._seqs_consumed} documents, too few to "
                 f"put one in each of {self.rows_per_batch} rows of {self.out_pseq_len} slots; "
                 f"lower the batch size or the row length"
             )
-        left_over = self._seqs_consumed - self._seqs_emitted
-        if left_over:
-            log.warning(
-                "epoch %d: %d of %d documents were left over at the end, too few for another batch",
-                epoch,
-                left_over,
-                self._seqs_consumed,
-            )
+        if len(self._waiting):
+            what = "epoch %d: %d of %d documents were left over at the end, too few for another batch"
+            log.warning(what, epoch, len(self._waiting), self._seqs_consumed)
 
-    def _pack(self, source: Iterator[SourceBatch], waiting: WaitingBuffer) -> FilledRows | None:
-        """Take documents until no more find room; None where a row stays empty."""
-        rows = self.rows_per_batch
-        remaining_spaces = np.full(rows, self.out_pseq_len, np.int64)
+    def _place_all(self, source: Iterator[SourceBatch]) -> NDArray[np.int64] | None:
+        """Take documents until no more find room: the row of each waiting document, -1 where it has to wait.
+
+        None where a row stays empty that must not.
+        """
+        remaining_spaces = np.full(self.rows_per_batch, self.out_pseq_len, np.int64)
         placements: list[NDArray[np.int64]] = []
         tried = 0
         skipped = 0
-        while len(waiting) > tried or self._refill(source, waiting, self.buffer_size - skipped):
-            row_of_document = self._place(waiting.lengths[tried:], remaining_spaces)
+        while len(self._waiting) > tried or self._refill(source, self.buffer_size - skipped):
+            row_of_document = self._place(self._waiting.lengths[tried:], remaining_spaces)
             placements.append(row_of_document)
-            tried = len(waiting)
+            tried = len(self._waiting)
             skipped += int((row_of_document == NO_ROW).sum())
-        if not placements or remaining_spaces.max() == self.out_pseq_len:
+        empty = remaining_spaces == self.out_pseq_len
+        if empty.all() or (empty.any() and self.tail is not Tail.EMIT):
             return None
+        return np.concatenate(placements)
 
-        row_of_document = np.concatenate(placements)
-        input_ids = np.empty((rows, self.out_pseq_len), np.int64)
-        attention_mask = np.empty_like(input_ids)
-        segments = fill_rows(
-            waiting.tokens,
-            waiting.starts,
-            waiting.lengths,
-            row_of_document,
-            input_ids,
-            attention_mask,
-            self.pad_token_id,
-        )
-        self._seqs_emitted += len(waiting) - skipped
-        # Put back to the front one by one, the last skipped comes first.
-        waiting.keep(np.flatnonzero(row_of_document == NO_ROW)[::-1])
-        return FilledRows(input_ids, attention_mask, *segments)
-
-    def _refill(self, source: Iterator[SourceBatch], waiting: WaitingBuffer, limit: int) -> int:
-        """Read source batches, at most `limit` documents; give the number of non-empty ones."""
-        added = 0
-        while self.buffer_size - added > self.src_batch_size and added + self.src_batch_size <= limit:
-            try:
-                source_batch = next(source)
-            except StopIteration:
-                break
-            added += waiting.append(source_batch)
-            if len(source_batch) > self.src_batch_size:
-                raise ValueError(
-                    f"the source gave {len(source_batch)} documents at once; src_batch_size={self.src_batch_size}"
-                )
+    def _refill(self, source: Iterator[SourceBatch], limit: int) -> int:
+        added = self._waiting.refill(source, limit, self.epoch)
         if added:
-            longest = int(waiting.lengths[-added:].max())
+            longest = int(self._waiting.lengths[-added:].max())
             if longest > self.out_pseq_len:
                 raise ValueError(
                     f"a document of {longest} tokens does not fit a row of {self.out_pseq_len} slots "
@@ -246,38 +250,44 @@ class SequencePacker(abc.ABC):
         self._seqs_consumed += added
         return added
 
+    def _empty_buffer(self) -> WaitingBuffer:
+        return WaitingBuffer(self.src_batch_size, self.buffer_size, numbered=self.keyed_masking is not None)
+
     @abc.abstractmethod
     def _place(self, lengths: NDArray[np.int64], remaining_spaces: NDArray[np.int64]) -> NDArray[np.int64]:
         """Choose the row of each document, -1 for none, and lower `remaining_spaces` accordingly.
+
+        An empty row is taken only when those before it hold a document.
 
         Args:
             lengths: int64 `(documents,)`, in waiting order.
             remaining_spaces: int64 `(rows,)`, free slots of each row.
         """
 
-    def _finish(self, filled: FilledRows, rng: np.random.Generator) -> Batch:
-        """Mask the filled rows and make a batch of them."""
+    def _finish(self, row_of_document: NDArray[np.int64], rng: np.random.Generator) -> Batch:
+        """Fill the rows, mask them, and make a batch of them."""
+        waiting = self._waiting
+        filled = filled_rows(
+            *(waiting.tokens, waiting.starts, waiting.lengths, row_of_document), self.out_pseq_len, self.pad_token_id
+        )
         batch: Batch = {
             "input_ids": torch.from_numpy(filled.input_ids),
             "labels": None,
             "cu_seqlens": [torch.from_numpy(row) for row in np.split(filled.cu_seqlens, filled.offsets[1:-1])],
             "max_seqlen": filled.longest.tolist(),
         }
-        mask_prob = self.mask_prob if self._ratio_schedule is None else self._ratio_schedule(self.local_tokens)
-        if not self.suppress_masking:
-            labels = mask_in_place(
-                filled.input_ids,
-                filled.attention_mask == 1,
-                mask_prob,
-                self.mask_token_id,
-                self.ignore_token_id,
-                rng,
-            )
-            batch["labels"] = torch.from_numpy(labels)
-            batch["attention_mask"] = torch.from_numpy(filled.attention_mask)
-            if self._ratio_schedule is not None:
-                batch["mask_prob"] = torch.tensor(mask_prob, dtype=torch.float32)
-        self.local_tokens += int(filled.attention_mask.sum())
+        if self.suppress_masking:
+            return batch
+        mask_prob = self._schedules.mask_ratio
+        arguments = (mask_prob, self.mask_token_id, self.ignore_token_id)
+        if self.keyed_masking is None:
+            labels = mask_in_place(filled.input_ids, filled.attention_mask == 1, *arguments, rng)
+        else:
+            labels = self.keyed_masking.mask_in_place(filled, waiting.epochs, waiting.numbers, *arguments)
+        batch["labels"] = torch.from_numpy(labels)
+        batch["attention_mask"] = torch.from_numpy(filled.attention_mask)
+        if self._schedules.changes_mask_ratio:
+            batch["mask_prob"] = torch.tensor(mask_prob, dtype=torch.float32)
         return batch
 
 

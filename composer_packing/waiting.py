@@ -5,7 +5,8 @@ they outweigh those that stay: the rest is then moved to the front in one go, so
 less than once on average and memory grows with what waits, not with what was read.
 """
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,34 +14,75 @@ from numpy.typing import NDArray
 
 from composer_packing.packing import compiled
 
+SourceBatch = Sequence[Mapping[str, Any]]
+"""What the loader hands the packer: `{"input_ids": ids}` per document, with `"document": number` for keyed masks."""
+
 
 class WaitingBuffer:
     """Documents in reading order.
+
+    Args:
+        src_batch_size: documents that a source batch has at most.
+        buffer_size: documents that may wait at most.
+        numbered: the source gives each document's number, which is kept.
 
     Attributes:
         tokens: int64, holds every document's tokens.
         starts: int64 `(documents,)`, where each document begins in `tokens`.
         lengths: int64 `(documents,)`, each at least 1.
+        numbers: int64 `(documents,)`, what the source calls each; 0 where it is not numbered.
+        epochs: int64 `(documents,)`, in which each was read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, src_batch_size: int, buffer_size: int, numbered: bool = False) -> None:
         self.tokens = np.empty(1024, np.int64)
         self.starts = np.empty(0, np.int64)
         self.lengths = np.empty(0, np.int64)
+        self.numbers = np.empty(0, np.int64)
+        self.epochs = np.empty(0, np.int64)
+        self._src_batch_size = src_batch_size
+        self._buffer_size = buffer_size
+        self._numbered = numbered
         self._end = 0
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def append(self, source_batch: Sequence[Mapping[str, Any]]) -> int:
+    def refill(self, source: Iterator[SourceBatch], limit: int, epoch: int) -> int:
+        """Read source batches until another might overfill the buffer; say how many documents were added.
+
+        Args:
+            source: what to read.
+            limit: documents that may be added at most.
+            epoch: the current one.
+
+        Raises:
+            ValueError: a source batch holds more documents than promised, or as `append` says.
+            TypeError: as `append` says.
+        """
+        added = 0
+        while self._buffer_size - added > self._src_batch_size and added + self._src_batch_size <= limit:
+            try:
+                source_batch = next(source)
+            except StopIteration:
+                break
+            added += self.append(source_batch, epoch)
+            if len(source_batch) > self._src_batch_size:
+                raise ValueError(
+                    f"the source gave {len(source_batch)} documents at once; src_batch_size={self._src_batch_size}"
+                )
+        return added
+
+    def append(self, source_batch: SourceBatch, epoch: int = 0) -> int:
         """Add the non-empty documents of a source batch and say how many they are.
 
         Args:
             source_batch: `{"input_ids": ids}` per document; ids are a list, numpy array or CPU tensor of
-                integers, one-dimensional.
+                integers, one-dimensional. Where documents are numbered, `"document"` is the number.
+            epoch: in which it was read.
 
         Raises:
-            TypeError: the source batch or a document is something else.
+            TypeError: the source batch, a document or its number is something else.
             ValueError: an id is negative or beyond int64.
         """
         documents = _input_ids(source_batch)
@@ -57,6 +99,8 @@ class WaitingBuffer:
             raise ValueError(f"token ids must lie between 0 and 2**63 - 1; got {new.min()}")
         self.starts = np.concatenate([self.starts, self._end + np.cumsum(lengths) - lengths])
         self.lengths = np.concatenate([self.lengths, lengths])
+        self.numbers = np.concatenate([self.numbers, self._numbers(source_batch, len(documents))])
+        self.epochs = np.concatenate([self.epochs, np.full(len(documents), epoch)])
         self._end += total
         return len(documents)
 
@@ -64,11 +108,26 @@ class WaitingBuffer:
         """Keep these documents, given by their places, in this order; forget the others."""
         self.starts = self.starts[documents]
         self.lengths = self.lengths[documents]
+        self.numbers = self.numbers[documents]
+        self.epochs = self.epochs[documents]
         waiting_tokens = int(self.lengths.sum())
         if self._end > 2 * waiting_tokens:
             self.tokens[:waiting_tokens] = _gathered(self.tokens, self.starts, self.lengths, waiting_tokens)
             self.starts = np.cumsum(self.lengths) - self.lengths
             self._end = waiting_tokens
+
+    def _numbers(self, source_batch: SourceBatch, count: int) -> NDArray[np.int64]:
+        """Numbers of the documents that are not empty."""
+        if not self._numbered:
+            return np.zeros(count, np.int64)
+        try:
+            numbers = [document["document"] for document in source_batch if len(document["input_ids"])]
+            return np.fromiter(map(operator.index, numbers), np.int64, count)
+        except (TypeError, KeyError, OverflowError) as error:
+            raise TypeError(
+                f"keyed masks need the number of each document, as {{'input_ids': ids, 'document': number}}; "
+                f"got {str(source_batch)[:80]}"
+            ) from error
 
     def _make_room(self, tokens: int) -> None:
         needed = self._end + tokens
@@ -92,7 +151,7 @@ def _gathered(
     return gathered
 
 
-def _input_ids(source_batch: Sequence[Mapping[str, Any]]) -> list[Any]:
+def _input_ids(source_batch: SourceBatch) -> list[Any]:
     """Ids of the documents that are not empty."""
     try:
         return [ids for document in source_batch if len(ids := document["input_ids"])]

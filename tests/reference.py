@@ -109,13 +109,22 @@ def warmup_size(minimum: int, maximum: int, tokens: int, world_size: int, seen: 
     return maximum
 
 
-def originals(batches: list[dict[str, Any]]) -> Documents:
-    """Documents of packed batches as they were before masking."""
+def masked_documents(batches: list[dict[str, Any]]) -> list[tuple[list[int], list[int], list[int]]]:
+    """Documents of packed batches, in their order: as they were, as they are seen, and their labels."""
     found = []
     for batch in batches:
         check(batch)
-        ids = torch.where(batch["labels"] == IGNORE_INDEX, batch["input_ids"], batch["labels"])
-        for row, mask, cu_seqlens in zip(ids, batch["attention_mask"], batch["cu_seqlens"], strict=True):
-            ends = [end for end in cu_seqlens.tolist() if end <= mask.sum()]
-            found += [row[start:end].tolist() for start, end in itertools.pairwise(ends)]
+        original = torch.where(batch["labels"] == IGNORE_INDEX, batch["input_ids"], batch["labels"])
+        for row, cu_seqlens in enumerate(batch["cu_seqlens"]):
+            ends = [end for end in cu_seqlens.tolist() if end <= batch["attention_mask"][row].sum()]
+            for start, end in itertools.pairwise(ends):
+                one, two, three = (
+                    of[row, start:end].tolist() for of in (original, batch["input_ids"], batch["labels"])
+                )
+                found.append((one, two, three))
     return found
+
+
+def originals(batches: list[dict[str, Any]]) -> Documents:
+    """Documents of packed batches as they were before masking."""
+    return [original for original, _, _ in masked_documents(batches)]

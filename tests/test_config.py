@@ -81,7 +81,10 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("optimizer.lr=-1", "optimizer.lr=-1.0: must be at least 0"),
         ("optimizer.lr=nan", "optimizer.lr=nan: must be at least 0"),
         ("scheduler.alpha_f=-1", "scheduler.alpha_f=-1.0"),
-        ("console_log_interval=1000tok", "console_log_interval=1000tok: give a time such as 100ba"),
+        (
+            "console_log_interval=1ep",
+            "console_log_interval='1ep' must be a duration such as 1000tok, 50sp, 10ba or 0.1dur",
+        ),
         ("seed=-1", "seed=-1: must be at least 0 and below 2**32"),
         ("seed=99999999999", "seed=99999999999"),
         ("train_loader.packing_buffer_size=0", "packing_buffer_size=0: must exceed"),
@@ -95,22 +98,71 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("model.initializer_range=nan", "model.initializer_range=nan"),
         ("model.global_rope_theta=0", "model.global_rope_theta=0.0"),
         ("device=tpu", "device=tpu: must be cpu or gpu"),
-        ("eval_interval=1dur", "eval_interval=1dur: give a time such as 100tok; the units are tok, sp, ba, ep"),
-        ("save_interval=soon", "save_interval=soon"),
-        ("console_log_interval=0ba", "console_log_interval=0ba"),
-        ("max_duration=10ba", "max_duration='10ba' must be a number of tokens"),
-        ("max_duration=0tok", "max_duration=0tok"),
+        ("eval_interval=10m", "eval_interval='10m' must be a duration"),
+        ("eval_interval=0.0001dur", "eval_interval='0.0001dur' comes to 0tok; it must be at least 1tok"),
+        ("eval_interval=nandur", "eval_interval='nandur' must be a duration"),
+        ("save_interval=soon", "save_interval='soon' must be a duration"),
+        ("console_log_interval=0ba", "console_log_interval='0ba' comes to 0ba; it must be at least 1ba"),
+        ("max_duration=0.5dur", "max_duration='0.5dur' must be a duration such as 1000tok, 50sp, 10ba"),
+        ("max_duration=3ep", "max_duration='3ep' must be a duration"),
+        ("max_duration=0tok", "max_duration='0tok' comes to 0tok"),
+        ("max_duration=1000", "max_duration='1000' must be a duration"),
         ("max_duration=", "max_duration="),
         ("max_duration=-5tok", "max_duration='-5tok' must not be negative"),
-        ("scheduler.t_warmup=5ba", "scheduler.t_warmup='5ba'"),
+        ("scheduler.t_warmup=infdur", "scheduler.t_warmup='infdur' must be a duration"),
+        ("scheduler.t_warmup=-0.1dur", "scheduler.t_warmup='-0.1dur' must not be negative"),
+        ("scheduler.t_warmup=", "scheduler.t_warmup="),
+        ("scheduler.t_decay=5ba", "scheduler.t_decay=5ba: counts back from the end at max_duration=1000tok; give tok"),
         (
             "scheduler.t_decay=1001tok",
             "scheduler.t_decay=1001tok: together they must not exceed max_duration=1000tok",
         ),
+        ("scheduler.t_decay=1.5dur", "scheduler.t_decay=1500tok: together they must not exceed"),
+        ("train_loader.batch_size_warmup_tokens=0tok", "batch_size_warmup_tokens='0tok' comes to 0tok"),
+        ("train_loader.masking_ratio_cooldown_tokens=nan", "masking_ratio_cooldown_tokens='nan'"),
+        ("train_loader.masking_ratio_cooldown_start_tokens=-1ba", "start_tokens='-1ba' must not be negative"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_with_key_and_value(empty: str, override: str, words: str) -> None:
     assert words in message(empty, *SMALLEST, override)
+
+
+def test_a_share_of_the_training_comes_out_in_the_unit_of_its_length_and_other_units_stay(empty: str) -> None:
+    for length, tenth in (("1000tok", "100tok"), ("50sp", "5sp"), ("10ba", "1ba")):
+        config = load(
+            empty,
+            [
+                *SMALLEST,
+                f"max_duration={length}",
+                "scheduler.t_warmup=3ba",
+                "scheduler.t_decay=0.1dur",
+                "eval_interval=0.1dur",
+                "save_interval=7sp",
+                "console_log_interval=2000tok",
+                "train_loader.batch_size_warmup_min_size=2",
+                "train_loader.batch_size_warmup_tokens=0.1dur",
+                "train_loader.final_masking_ratio=0.1",
+                "train_loader.masking_ratio_cooldown_start_tokens=0.1dur",
+                "train_loader.masking_ratio_cooldown_tokens=0.1dur",
+            ],
+            1,
+        )
+        assert (config.scheduler.t_warmup, config.save_interval, config.console_log_interval) == (
+            "3ba",
+            "7sp",
+            "2000tok",
+        )
+        loader = config.train_loader
+        shares = (config.scheduler.t_decay, config.eval_interval, loader.batch_size_warmup_tokens)
+        assert {*shares, loader.masking_ratio_cooldown_start_tokens, loader.masking_ratio_cooldown_tokens} == {tenth}
+
+
+def test_a_cooldown_and_its_start_are_counted_in_the_same_unit(empty: str) -> None:
+    cooldown = ["train_loader.masking_ratio_cooldown_tokens=5ba", "train_loader.final_masking_ratio=0.1"]
+    load(empty, [*SMALLEST, *cooldown, "train_loader.masking_ratio_cooldown_start_tokens=0tok"], 1)
+    assert "masking_ratio_cooldown_start_tokens=9tok: give it in ba" in message(
+        empty, *SMALLEST, *cooldown, "train_loader.masking_ratio_cooldown_start_tokens=9tok"
+    )
 
 
 def test_a_missing_key_is_named_with_the_way_to_set_it(empty: str) -> None:

@@ -47,7 +47,7 @@ def test_filling_lays_documents_end_to_end_and_makes_padding_a_segment() -> None
     tokens = np.array([11, 12, 13, 99, 21, 31, 32])
     ids = np.zeros((2, 4), np.int64)
     mask = np.zeros((2, 4), np.int64)
-    cu_seqlens, offsets, longest = fill_rows(
+    cu_seqlens, offsets, longest, document_at = fill_rows(
         tokens,
         starts=np.array([0, 3, 4, 5]),
         lengths=np.array([3, 1, 1, 2]),
@@ -58,6 +58,7 @@ def test_filling_lays_documents_end_to_end_and_makes_padding_a_segment() -> None
     )
     assert ids.tolist() == [[11, 12, 13, 21], [31, 32, 7, 7]]
     assert mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert document_at.tolist() == [-1, 0, 2, -1, 3, -1]
     assert offsets.tolist() == [0, 3, 6]
     assert cu_seqlens.tolist() == [0, 3, 4, 0, 2, 4]
     assert cu_seqlens.dtype == np.int32

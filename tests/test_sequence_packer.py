@@ -1,3 +1,4 @@
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from composer_packing import GreedyBestFitSequencePacker
 from composer_packing.batch import check
+from composer_packing.sequence_packer import Tail
 from tests import reference
 
 Documents = list[list[int]]
@@ -213,6 +215,78 @@ def test_documents_left_over_at_the_end_of_an_epoch_are_reported(caplog: pytest.
     assert caplog.messages == []
 
 
+@given(streams, st.sampled_from([Tail.CARRY, Tail.EMIT]), st.integers(1, 4))
+def test_no_document_is_lost_where_the_tail_is_carried_or_emitted(
+    stream: dict[str, Any], tail: Tail, epochs: int
+) -> None:
+    lengths = [min(length, stream["row_len"]) for length in stream["lengths"]]
+    ids = iter(range(10, 10_000))
+    documents = [[next(ids) for _ in range(length)] for length in lengths]
+    size = stream["src_batch_size"]
+    packer = GreedyBestFitSequencePacker(
+        wrapped([documents[at : at + size] for at in range(0, len(documents), size)]),
+        *(size, 24, stream["rows"], stream["row_len"], size + stream["extra_buffer"]),
+        tail=tail,
+    )
+    fed = Counter(tuple(document) for document in documents if document)
+    assume(fed)
+    found: Counter[tuple[int, ...]] = Counter()
+    for epoch in range(1, epochs + 1):
+        batches = list(packer)
+        found.update(tuple(document) for document in reference.originals(batches))
+        rows = [len(batch["input_ids"]) for batch in batches]
+        if tail is Tail.CARRY:
+            assert set(rows) <= {stream["rows"]}
+            assert all(found[document] <= epoch for document in fed)
+        else:
+            assert set(rows[:-1]) <= {stream["rows"]}
+            assert rows[-1] <= stream["rows"]
+            assert found == Counter(dict.fromkeys(fed, epoch))
+    if tail is Tail.CARRY:
+        waiting = packer._waiting
+        left = [waiting.tokens[at : at + length] for at, length in zip(waiting.starts, waiting.lengths, strict=True)]
+        found.update(tuple(document.tolist()) for document in left)
+        assert found == Counter(dict.fromkeys(fed, epochs))
+
+
+def test_what_is_carried_comes_first_in_the_next_epoch_in_its_order() -> None:
+    packer = GreedyBestFitSequencePacker(
+        wrapped([[[1] * 4, [2] * 4, [3] * 4, [4] * 4, [5] * 4]]), 5, 4, 2, 4, 6, suppress_masking=True, tail=Tail.CARRY
+    )
+    epochs = [[batch["input_ids"][:, 0].tolist() for batch in packer] for _ in range(2)]
+    assert epochs == [[[1, 2], [5, 4]], [[3, 1], [5, 4], [2, 3]]]
+
+
+def test_a_set_smaller_than_a_batch_trains_once_several_epochs_of_it_fill_one() -> None:
+    packer = GreedyBestFitSequencePacker(wrapped([[[7] * 4]]), 1, 4, 3, 4, 2, suppress_masking=True, tail=Tail.CARRY)
+    assert [len(list(packer)) for _ in range(7)] == [0, 0, 1, 0, 0, 1, 0]
+
+
+def test_the_last_batch_of_an_epoch_that_emits_its_tail_has_fewer_rows() -> None:
+    packer = GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 5]), 5, 4, 3, 4, 6, tail=Tail.EMIT)
+    assert [len(batch["input_ids"]) for batch in packer] == [3, 2]
+    assert packer.seqs_emitted == packer.seqs_consumed == 5
+
+
+def test_an_epoch_that_carries_its_tail_and_is_left_early_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    packer = GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 2] * 3), 2, 4, 1, 4, 3, tail=Tail.CARRY)
+    assert len(list(packer)) == 6
+    next(iter(packer))
+    assert caplog.messages == []
+    next(iter(packer))
+    assert caplog.messages == ["epoch 1 was left before its source ended; what it had not given is not read"]
+
+
+@pytest.mark.parametrize("unit", ["sp", "ba"])
+def test_a_warmup_in_documents_or_batches_follows_what_was_packed(unit: str) -> None:
+    packer = GreedyBestFitSequencePacker(
+        wrapped([[[1] * 2] * 8] * 8), 8, 4, 3, 4, 9, batch_size_warmup_min_size=1, batch_size_warmup_tokens=f"12{unit}"
+    )
+    rows = [len(batch["input_ids"]) for batch in packer]
+    by_hand = {"sp": [1] * 2 + [2] * 2 + [3] * 8, "ba": [1] * 6 + [2] * 6 + [3] * 4}
+    assert rows[: len(by_hand[unit])] == by_hand[unit], "two documents fill a row"
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -229,7 +303,7 @@ def test_documents_left_over_at_the_end_of_an_epoch_are_reported(caplog: pytest.
             {"batch_size_warmup_tokens": "5tok"},
             "min_size=None and batch_size_warmup_tokens='5tok'",
         ),
-        ({"batch_size_warmup_tokens": "5ba", "batch_size_warmup_min_size": 1}, "'5ba'"),
+        ({"batch_size_warmup_tokens": "5ep", "batch_size_warmup_min_size": 1}, "'5ep'"),
         ({"batch_size_warmup_tokens": 5, "batch_size_warmup_min_size": 9}, "min_batch_size=9"),
         ({"final_masking_ratio": 0.1}, "final_masking_ratio=0.1 and masking_ratio_cooldown_tokens=None"),
         ({"masking_cooldown_schedule_type": "cosine"}, "schedule_type='cosine'"),

@@ -21,7 +21,7 @@ def documents(*ids: Any) -> list[dict[str, Any]]:
 
 
 def test_lists_arrays_and_tensors_are_taken_in_order_and_empty_documents_are_not() -> None:
-    buffer = WaitingBuffer()
+    buffer = WaitingBuffer(8, 9)
     added = buffer.append(documents([1, 2], [], np.array([3], np.uint16), torch.tensor([4, 5]), (6,)))
     assert added == len(buffer) == 4
     assert contents(buffer) == [[1, 2], [3], [4, 5], [6]]
@@ -30,7 +30,7 @@ def test_lists_arrays_and_tensors_are_taken_in_order_and_empty_documents_are_not
 
 @given(st.data())
 def test_keeping_and_appending_loses_no_token(data: st.DataObject) -> None:
-    buffer = WaitingBuffer()
+    buffer = WaitingBuffer(8, 9)
     expected: list[list[int]] = []
     for _ in range(data.draw(st.integers(1, 8))):
         batch = data.draw(st.lists(st.lists(st.integers(0, 9), max_size=600), max_size=6))
@@ -43,7 +43,7 @@ def test_keeping_and_appending_loses_no_token(data: st.DataObject) -> None:
 
 
 def test_memory_follows_what_waits_not_what_was_read() -> None:
-    buffer = WaitingBuffer()
+    buffer = WaitingBuffer(8, 9)
     for _ in range(1000):
         buffer.append(documents(np.arange(1000)))
         buffer.keep(np.arange(len(buffer))[-2:])
@@ -70,15 +70,15 @@ def test_memory_follows_what_waits_not_what_was_read() -> None:
 )
 def test_anything_else_is_an_error_that_shows_it(source_batch: Any) -> None:
     with pytest.raises(TypeError, match="input_ids"):
-        WaitingBuffer().append(source_batch)
+        WaitingBuffer(8, 9).append(source_batch)
 
 
 def test_an_id_far_beyond_int64_is_an_error() -> None:
     with pytest.raises(TypeError, match="fit int64"):
-        WaitingBuffer().append(documents([2**70]))
+        WaitingBuffer(8, 9).append(documents([2**70]))
 
 
 @pytest.mark.parametrize("ids", [[2**63], np.array([2**64 - 1], np.uint64), [-1], np.array([3, -2])])
 def test_an_id_that_would_wrap_or_is_negative_is_an_error(ids: Any) -> None:
     with pytest.raises(ValueError, match="token ids must lie between 0 and"):
-        WaitingBuffer().append(documents([1], ids))
+        WaitingBuffer(8, 9).append(documents([1], ids))

@@ -1,0 +1,166 @@
+"""Masks as a function of seed, epoch, document and position. The statistics are of fixed seeds."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from composer_packing import GreedyBestFitSequencePacker
+from composer_packing.batch import IGNORE_INDEX, Batch
+from composer_packing.keyed_masking import KeyedMasking
+from composer_packing.sequence_packer import Tail
+from tests.reference import masked_documents, originals
+
+VOCAB_SIZE, SPECIAL, MASK, PAD = 1000, (0, 1, 2, 3, 4), 4, 0
+
+
+def packed(
+    lengths: list[int], row_len: int, rows: int, seed: int = 7, mask_prob: float = 0.3, epochs: int = 1, **more: Any
+) -> list[Batch]:
+    """Batches of documents that are told apart by their tokens: document `d` has ids from `10 * d + 5`."""
+    documents = [
+        {"input_ids": (np.arange(length) + 10 * number) % (VOCAB_SIZE - 5) + 5, "document": number}
+        for number, length in enumerate(lengths)
+    ]
+    packer = GreedyBestFitSequencePacker(
+        [documents],
+        len(documents),
+        row_len,
+        rows,
+        row_len,
+        len(documents) + 1,
+        PAD,
+        MASK,
+        mask_prob=mask_prob,
+        tail=Tail.EMIT,
+        keyed_masking=KeyedMasking(seed, VOCAB_SIZE, SPECIAL),
+        **more,
+    )
+    return [batch for _ in range(epochs) for batch in packer]
+
+
+lengths_of_documents = st.lists(st.integers(1, 16), min_size=1, max_size=40)
+
+
+@given(lengths_of_documents, st.integers(16, 40), st.integers(1, 5), st.floats(0, 1), st.integers(0, 2**64 - 1))
+def test_a_documents_masks_do_not_depend_on_where_it_was_packed(
+    lengths: list[int], row_len: int, rows: int, mask_prob: float, seed: int
+) -> None:
+    one_row = packed(lengths, 1000, 1, seed, mask_prob)
+    assert sorted(masked_documents(packed(lengths, row_len, rows, seed, mask_prob))) == sorted(
+        masked_documents(one_row)
+    )
+
+
+@given(lengths_of_documents, st.floats(0, 1), st.integers(0, 2**64 - 1))
+def test_targets_are_originals_and_special_tokens_and_padding_are_neither_hidden_nor_drawn(
+    lengths: list[int], mask_prob: float, seed: int
+) -> None:
+    ids = [[2, *range(10 * number + 5, 10 * number + length + 5), 3] for number, length in enumerate(lengths)]
+    documents = [{"input_ids": document, "document": number} for number, document in enumerate(ids)]
+    packer = GreedyBestFitSequencePacker(
+        *([documents], len(documents), 18, 3, 18, len(documents) + 1, PAD, MASK),
+        mask_prob=mask_prob,
+        tail=Tail.EMIT,
+        keyed_masking=KeyedMasking(seed, VOCAB_SIZE, SPECIAL),
+    )
+    batches = list(packer)
+    assert sorted(originals(batches)) == sorted(ids)
+    for batch in batches:
+        seen, labels, target = batch["input_ids"], batch["labels"], batch["labels"] != IGNORE_INDEX
+        assert not torch.isin(labels[target], torch.tensor(SPECIAL)).any()
+        assert not torch.isin(seen[target], torch.tensor([0, 1, 2, 3])).any(), "only the mask token is written"
+        assert (seen[batch["attention_mask"] == 0] == PAD).all()
+        assert int((seen[~target] == MASK).sum()) == 0
+
+
+def test_the_whole_ratio_hides_every_token_but_the_special_ones() -> None:
+    documents = [{"input_ids": [2, 50, 60, 3], "document": 0}]
+    packer = GreedyBestFitSequencePacker(
+        *([documents], 1, 4, 1, 4, 2, PAD, MASK),
+        mask_prob=1.0,
+        keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL),
+    )
+    (batch,) = packer
+    assert batch["labels"].tolist() == [[IGNORE_INDEX, 50, 60, IGNORE_INDEX]]
+
+
+def test_epochs_seeds_and_documents_have_masks_of_their_own() -> None:
+    def targets(seed: int, epochs: int = 1) -> list[NDArray[np.bool_]]:
+        rows = packed([1000] * 4, 1000, 1, seed, epochs=epochs)
+        return [(row["labels"] != IGNORE_INDEX).numpy().ravel() for row in rows]
+
+    masks = [*targets(seed=7, epochs=3), *targets(seed=8, epochs=3)]
+    assert len(masks) == 24
+    together = np.corrcoef(np.array(masks))
+    # 276 pairs of 1000 draws: a correlation has a standard deviation of 0.032.
+    assert np.abs(together - np.eye(24)).max() < 0.13
+    assert all((one == other).all() for one, other in zip(targets(7), masks[:4], strict=True))
+
+
+@pytest.mark.parametrize("mask_prob", [0.15, 0.3, 1.0])
+def test_the_shares_are_eighty_ten_ten_and_words_are_drawn_from_the_whole_vocabulary(mask_prob: float) -> None:
+    tokens = 1_000_000
+    (batch,) = packed([tokens], tokens, 1, mask_prob=mask_prob)
+    ids, labels = batch["input_ids"][0].numpy(), batch["labels"][0].numpy()
+    chosen = labels != IGNORE_INDEX
+    five_sigma = 5 * np.sqrt(mask_prob * (1 - mask_prob) / tokens)
+    assert chosen.mean() == pytest.approx(mask_prob, abs=five_sigma + 1e-12)
+    assert (ids[chosen] == MASK).mean() == pytest.approx(0.8, abs=5 * np.sqrt(0.16 / chosen.sum()))
+    assert (ids[chosen] == labels[chosen]).mean() == pytest.approx(0.1, abs=5 * np.sqrt(0.09 / chosen.sum()) + 2e-4)
+    words = ids[chosen & (ids != MASK) & (ids != labels)]
+    counts = np.bincount(words, minlength=VOCAB_SIZE)
+    assert counts[list(SPECIAL)].sum() == 0
+    expected = len(words) / (VOCAB_SIZE - len(SPECIAL))
+    chi_square = ((counts[len(SPECIAL) :] - expected) ** 2 / expected).sum()
+    # Chi-square with 994 degrees of freedom: mean 994, standard deviation 44.6.
+    assert chi_square == pytest.approx(994, abs=5 * 44.6)
+
+
+def test_neighbouring_positions_and_documents_are_independent() -> None:
+    (batch,) = packed([1_000_000], 1_000_000, 1, mask_prob=0.5)
+    chosen = (batch["labels"][0] != IGNORE_INDEX).numpy().astype(float) - 0.5
+    for distance in (1, 2, 3, 64, 1000):
+        # Each product has a mean of 0 and a deviation of a quarter.
+        assert abs((chosen[:-distance] * chosen[distance:]).mean()) < 5 * 0.25 / 1000
+    (first_tokens,) = packed([1] * 100_000, 100_000, 1, mask_prob=0.5)
+    first = (first_tokens["labels"][0] != IGNORE_INDEX).numpy().astype(float) - 0.5
+    assert abs(first.mean()) < 5 * 0.5 / np.sqrt(len(first))
+    assert abs((first[:-1] * first[1:]).mean()) < 5 * 0.25 / np.sqrt(len(first))
+
+
+def test_an_id_beyond_the_vocabulary_is_an_error_that_shows_it() -> None:
+    packer = GreedyBestFitSequencePacker(
+        *([[{"input_ids": [5, 1000], "document": 0}]], 1, 4, 1, 4, 2),
+        keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL),
+    )
+    with pytest.raises(ValueError, match="the id 1000; vocab_size=1000"):
+        list(packer)
+
+
+@pytest.mark.parametrize("number", [None, "a", 1.5, 2**64])
+def test_a_document_without_a_number_is_an_error_that_says_how_to_give_one(number: Any) -> None:
+    document = {"input_ids": [5, 6]} | ({} if number is None else {"document": number})
+    packer = GreedyBestFitSequencePacker(
+        *([[document]], 1, 4, 1, 4, 2), keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL)
+    )
+    with pytest.raises(TypeError, match="need the number of each document"):
+        list(packer)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((-1, 10, (0,)), "seed=-1"),
+        ((2**64, 10, (0,)), "seed=18446744073709551616"),
+        ((0, 10, (0, 10, -1)), r"special_token_ids=\[10, -1\] must lie between 0 and vocab_size=10"),
+        ((0, 2, (0, 1)), "leave no word"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_an_error_that_shows_them(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        KeyedMasking(*arguments)
