@@ -11,11 +11,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 from composer import Evaluator, Trainer
-from composer.callbacks import LRMonitor
 from composer.optim import DecoupledAdamW
 from composer.utils import dist, get_device, reproducibility
 
-from composer_packing.callbacks import PackingMonitor
+from composer_packing.callbacks import IntervalConsoleLogger, PackingMonitor
 from composer_packing.composer_model import PackedMaskedLM
 from composer_packing.config import ConfigError, TrainConfig
 from composer_packing.config_file import load
@@ -52,13 +51,14 @@ def train(config: TrainConfig) -> None:
     corpus = open_corpus(config)
     train_documents = DocumentDataset(*corpus.split("train"), config.max_seq_len)
     eval_documents = DocumentDataset(*corpus.split("val"), config.max_seq_len)
-    batches = train_batches(train_documents, config)
+    batches = train_batches(train_documents, config, corpus.vocab_size)
+    held_out = packed_dataspec(eval_batches(eval_documents, config, corpus.vocab_size))
     model = PackedMaskedLM(config.model)
-    monitor = PackingMonitor(batches)
+    monitor = PackingMonitor(batches, config.mlm_probability)
     trainer = Trainer(
         model=model,
         train_dataloader=packed_dataspec(batches, pin_memory=device.name == "gpu"),
-        eval_dataloader=Evaluator(label="eval", dataloader=packed_dataspec(eval_batches(eval_documents, config))),
+        eval_dataloader=Evaluator(label="eval", dataloader=held_out),
         optimizers=DecoupledAdamW(parameter_groups(model, config.optimizer.weight_decay), **vars(config.optimizer)),
         schedulers=WarmupStableDecayScheduler(**vars(config.scheduler)),
         max_duration=config.max_duration,
@@ -69,10 +69,9 @@ def train(config: TrainConfig) -> None:
         precision=precision,
         seed=config.seed,
         run_name=config.run_name,
-        callbacks=[monitor, LRMonitor()],
+        callbacks=[monitor],
+        loggers=[IntervalConsoleLogger(config.console_log_interval)] if config.log_to_console else [],
         progress_bar=config.progress_bar,
-        log_to_console=config.log_to_console,
-        console_log_interval=config.console_log_interval,
         save_folder=config.save_folder,
         save_interval=config.save_interval or config.max_duration,
         save_overwrite=config.save_overwrite,

@@ -11,11 +11,12 @@ mask_prob               float32 scalar, if the ratio is scheduled   same
 num_tokens              list of int, if counted: real tokens        int
 num_targets             list of int, if counted: targets            int
 num_documents           list of int, if counted: documents          int
+loss_weight             list of int, in a step without targets: 1   int
 ======================  ==========================================  ===========================
 
 Without masking `labels` is None and `attention_mask` is missing. The padding at the end of a row is one
 more segment of `cu_seqlens`, never a document. The counts are plain ints, so that nothing has to be
-counted on the device.
+counted on the device. docs/what_a_packed_batch_weighs.md says what they are for.
 """
 
 from typing import Any
@@ -28,7 +29,7 @@ Batch = dict[str, Any]
 IGNORE_INDEX = -100
 """Label of a slot that is no target."""
 
-COUNTS = ("num_tokens", "num_targets", "num_documents")
+COUNTS = ("num_tokens", "num_targets", "num_documents", "loss_weight")
 
 
 def split_packed_batch(
@@ -129,14 +130,22 @@ def get_token_counts_in_packed_batch(batch: Batch) -> dict[str, int]:
     With `Trainer(accumulate_train_batch_on_tokens=True)` each target then has the same weight, in
     whichever row or rank it lies.
     """
+    weight = batch.get("loss_weight")
     return {
         "total": get_num_tokens_in_packed_batch(batch),
-        "loss_generating": get_num_targets_in_packed_batch(batch),
+        "loss_generating": get_num_targets_in_packed_batch(batch) if weight is None else _total(weight),
     }
 
 
+def with_equal_weights(batch: Batch) -> Batch:
+    """The batch of a step in which no rank has a target: its losses are 0, and Composer divides by their weights."""
+    return batch | {"loss_weight": [1] * len(batch["input_ids"])}
+
+
 def with_counts(batch: Batch) -> Batch:
-    """The batch with `num_tokens`, `num_targets` and `num_documents` per row; needs `attention_mask`."""
+    """The batch with `num_tokens`, `num_targets` and `num_documents` per row; needs `attention_mask` to count them."""
+    if "num_tokens" in batch:
+        return batch
     attention_mask = batch["attention_mask"]
     return batch | {
         "num_tokens": attention_mask.sum(-1).tolist(),

@@ -1,14 +1,16 @@
-"""What a packed run reports: the values in force at every batch, and a summary at the end."""
+"""What a packed run reports: the values in force at every batch, on the console if asked, and a summary at the end."""
 
+import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from composer import Callback, Logger, State
-from composer.utils import dist
+from composer import Callback, Event, Logger, State
+from composer.loggers import ConsoleLogger, LoggerDestination
+from composer.utils import create_interval_scheduler, dist
 
-from composer_packing.batch import Batch
-from composer_packing.buffered import BufferedIterable
+from composer_packing.lockstep import Lockstep
 
 
 @dataclass(frozen=True)
@@ -33,21 +35,24 @@ class RunSummary:
 
 
 class PackingMonitor(Callback):
-    """Logs this rank's packing at every batch and sums it up over ranks at the end.
+    """Logs the values in force at every batch, those of this rank, and sums them up over ranks at the end.
 
-    Logged: `packing/rows`, `packing/documents`, `packing/real_tokens`, `packing/targets`,
-    `packing/efficiency`, `packing/data_wait_share` and, where it is scheduled, `packing/mask_prob`.
+    Logged: `packing/rows`, `packing/documents`, `packing/real_tokens`, `packing/targets`, `packing/efficiency`,
+    `packing/data_wait_share`, `packing/mask_prob` and `packing/learning_rate`.
 
     Args:
         batches: what the trainer takes its batches from.
+        mask_prob: the mask ratio of batches that do not tell theirs.
 
     Attributes:
         summary: None until the fit ends.
     """
 
-    def __init__(self, batches: BufferedIterable[Batch]) -> None:
+    def __init__(self, batches: Lockstep, mask_prob: float) -> None:
         self.summary: RunSummary | None = None
         self._batches = batches
+        self._mask_prob = mask_prob
+        self._learning_rate = 0.0
         self._slots = 0
         self._tokens = 0
         self._documents = 0
@@ -70,6 +75,10 @@ class PackingMonitor(Callback):
         self._eval_seconds += seconds
         self._batch_started += seconds
 
+    def batch_start(self, state: State, logger: Logger) -> None:
+        """Keep the learning rate of this batch; at its end the next one's is set."""
+        self._learning_rate = float(state.optimizers[0].param_groups[0]["lr"])
+
     def batch_end(self, state: State, logger: Logger) -> None:
         """Log the batch; all counts are host integers."""
         batch = state.batch
@@ -89,9 +98,9 @@ class PackingMonitor(Callback):
             "packing/targets": sum(batch["num_targets"]),
             "packing/efficiency": tokens / slots,
             "packing/data_wait_share": (waited - self._waited_before_batch) / (now - self._batch_started),
+            "packing/mask_prob": float(batch.get("mask_prob", self._mask_prob)),
+            "packing/learning_rate": self._learning_rate,
         }
-        if "mask_prob" in batch:
-            metrics["packing/mask_prob"] = batch["mask_prob"].item()
         logger.log_metrics(metrics)
         self._batch_started, self._waited_before_batch = now, waited
 
@@ -112,3 +121,28 @@ class PackingMonitor(Callback):
             tokens_per_second=tokens / seconds,
             data_wait_share=wait_share.item(),
         )
+
+
+class IntervalConsoleLogger(LoggerDestination):
+    """Composer's console logger, which takes batches and epochs, at an interval in any unit of `times`.
+
+    Args:
+        interval: time between two prints.
+    """
+
+    def __init__(self, interval: str) -> None:
+        self._console = ConsoleLogger(log_interval="1ba", stream=sys.stderr)
+        self._is_due = create_interval_scheduler(interval, include_end_of_training=False, checkpoint_events=False)
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Keep what is to be printed."""
+        self._console.log_metrics(metrics, step)
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        """Keep what is to be printed."""
+        self._console.log_hyperparameters(hyperparameters)
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        """Print behind the first batch, where the interval is over, and whenever Composer's does otherwise."""
+        if event is not Event.BATCH_END or self._console.last_logged_batch == 0 or self._is_due(state, event):
+            self._console.run_event(event, state, logger)

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from composer import DataSpec
 from composer.utils import dist
 from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data.distributed import DistributedSampler
 
 from composer_packing.batch import (
     IGNORE_INDEX,
@@ -19,13 +18,14 @@ from composer_packing.batch import (
     with_counts,
 )
 from composer_packing.best_fit_packer import GreedyBestFitSequencePacker
-from composer_packing.buffered import BufferedIterable
 from composer_packing.config import ConfigError, TrainConfig
-from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID, Corpus, open_or_build
+from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID, SPECIAL_TOKEN_IDS, Corpus, open_or_build
 from composer_packing.data.dataset import Document, DocumentDataset
-
-EVAL_SOURCE_BATCH, EVAL_BUFFER_SIZE = 128, 1280
-"""Documents the evaluation packer reads at a time, and how many may wait for a row."""
+from composer_packing.data.sampler import ShareSampler
+from composer_packing.keyed_masking import KeyedMasking
+from composer_packing.lockstep import Lockstep
+from composer_packing.sequence_packer import Tail
+from composer_packing.waiting import SourceBatch
 
 EVAL_SEED = 0
 """Evaluation masks do not follow the seed of a run, so that runs compare."""
@@ -51,7 +51,8 @@ def packed_dataspec(batches: Iterable[Batch], pin_memory: bool = False) -> DataS
     The device only ever sees counts that were taken on the host, as plain ints.
 
     Args:
-        batches: gives packed batches with `attention_mask`, anew at every `iter()`.
+        batches: gives packed batches with `attention_mask`, an epoch of them at every `iter()`. A step in which no
+            rank has a target is an error in Composer, unless a `Lockstep` gives the batches.
         pin_memory: hand batches over in pinned memory, for a GPU.
     """
     loader: DataLoader[Batch] = DataLoader(PackedDataset(batches), batch_size=None, pin_memory=pin_memory)
@@ -80,29 +81,31 @@ def open_corpus(config: TrainConfig) -> Corpus:
             ) from error
 
 
-def train_batches(documents: DocumentDataset, config: TrainConfig) -> BufferedIterable[Batch]:
+def train_batches(documents: DocumentDataset, config: TrainConfig, vocab_size: int) -> Lockstep:
     """This rank's share of the documents, shuffled anew each epoch, packed on a background thread.
+
+    Args:
+        documents: what all ranks share.
+        config: the run, its durations resolved.
+        vocab_size: random words are drawn below it.
 
     Raises:
         ConfigError: the packer does not take the settings.
     """
     rank, world_size = dist.get_global_rank(), dist.get_world_size()
-    batch_size = config.device_batch_size(world_size)
-    sampler: DistributedSampler[Document] = DistributedSampler(documents, world_size, rank, seed=config.seed)
-    loader = DataLoader(documents, batch_size, sampler=sampler, collate_fn=_as_it_is)
+    sampler = ShareSampler(documents, world_size, rank, config.seed)
+    loader = DataLoader(documents, config.device_batch_size(world_size), sampler=sampler, collate_fn=_as_it_is)
     settings = config.train_loader
     minimum = settings.batch_size_warmup_min_size
     try:
-        packer = GreedyBestFitSequencePacker.from_composer(
-            loader,
-            batch_size=batch_size,
-            micro_batch_size=config.device_train_microbatch_size,
-            max_seq_len=config.max_seq_len,
-            buffer_size=config.buffer_size(world_size),
-            pad_token_id=PAD_TOKEN_ID,
-            mask_token_id=MASK_TOKEN_ID,
-            mask_prob=config.mlm_probability,
-            seed=_seed_of_rank(config.seed, rank),
+        packer = _packer(
+            *(
+                loader,
+                config,
+                config.mlm_probability,
+                Tail.CARRY,
+                KeyedMasking(config.seed, vocab_size, SPECIAL_TOKEN_IDS),
+            ),
             batch_size_warmup_min_size=None if minimum is None else minimum // world_size,
             batch_size_warmup_tokens=settings.batch_size_warmup_tokens,
             masking_ratio_cooldown_tokens=settings.masking_ratio_cooldown_tokens,
@@ -110,40 +113,58 @@ def train_batches(documents: DocumentDataset, config: TrainConfig) -> BufferedIt
             final_masking_ratio=settings.final_masking_ratio,
             masking_cooldown_schedule_type=settings.masking_cooldown_schedule_type,
             masking_ratio_step_size=settings.masking_ratio_step_size,
-            world_size=world_size,
         )
     except ValueError as error:
         raise ConfigError(f"train_loader: {error}") from error
-    return BufferedIterable(packer, settings.packing_prefetch_factor)
+    return Lockstep(packer, settings.packing_prefetch_factor)
 
 
-def eval_batches(documents: DocumentDataset, config: TrainConfig) -> list[Batch]:
-    """This rank's share of the documents in batches of one row, with masks made once.
+def eval_batches(documents: DocumentDataset, config: TrainConfig, vocab_size: int) -> list[Batch]:
+    """This rank's share of the documents in batches, with masks made once.
 
-    Every document is in exactly one batch. Ranks get equally many batches: those that have fewer are given
-    rows of padding, which weigh nothing.
+    Every document is in exactly one batch, and its masks depend on nothing but its place in the dataset. Ranks
+    get equally many batches: those that have fewer are given rows of padding, which weigh nothing.
+
+    Args:
+        documents: what all ranks share.
+        config: the run.
+        vocab_size: random words are drawn below it.
     """
     rank, world_size = dist.get_global_rank(), dist.get_world_size()
-    share = [documents[index] for index in range(rank, len(documents), world_size)]
-    batches: list[Batch] = []
-    if share:
-        # With one row per batch no document is left over at the end: an empty row takes any of them.
-        packer = GreedyBestFitSequencePacker(
-            [share[at : at + EVAL_SOURCE_BATCH] for at in range(0, len(share), EVAL_SOURCE_BATCH)],
-            src_batch_size=EVAL_SOURCE_BATCH,
-            src_max_seq_len=config.max_seq_len,
-            out_batch_size=1,
-            out_pseq_len=config.row_len,
-            buffer_size=EVAL_BUFFER_SIZE,
-            pad_token_id=PAD_TOKEN_ID,
-            mask_token_id=MASK_TOKEN_ID,
-            mask_prob=config.eval_loader.mlm_probability,
-            seed=_seed_of_rank(EVAL_SEED, rank),
-        )
-        batches = list(packer)
-        assert packer.seqs_emitted == len(share)
+    share = range(rank, len(documents), world_size)
+    step = config.device_batch_size(world_size)
+    source = [documents.__getitems__(share[at : at + step]) for at in range(0, len(share), step)]
+    masking = KeyedMasking(EVAL_SEED, vocab_size, SPECIAL_TOKEN_IDS)
+    packer = _packer(source, config, config.eval_loader.mlm_probability, Tail.EMIT, masking)
+    batches = list(packer)
+    assert packer.seqs_emitted == len(share)
     most = max(dist.all_gather_object(len(batches)))
     return batches + [_row_of_padding(config.row_len)] * (most - len(batches))
+
+
+def _packer(
+    source: Iterable[SourceBatch],
+    config: TrainConfig,
+    mask_prob: float,
+    tail: Tail,
+    keyed_masking: KeyedMasking,
+    **schedules: Any,
+) -> GreedyBestFitSequencePacker:
+    world_size = dist.get_world_size()
+    return GreedyBestFitSequencePacker.from_composer(
+        source,
+        batch_size=config.device_batch_size(world_size),
+        micro_batch_size=config.device_train_microbatch_size,
+        max_seq_len=config.max_seq_len,
+        buffer_size=config.buffer_size(world_size),
+        pad_token_id=PAD_TOKEN_ID,
+        mask_token_id=MASK_TOKEN_ID,
+        mask_prob=mask_prob,
+        world_size=world_size,
+        tail=tail,
+        keyed_masking=keyed_masking,
+        **schedules,
+    )
 
 
 def _row_of_padding(row_len: int) -> Batch:
@@ -154,11 +175,6 @@ def _row_of_padding(row_len: int) -> Batch:
         "max_seqlen": [row_len],
         "attention_mask": torch.zeros((1, row_len), dtype=torch.int64),
     }
-
-
-def _seed_of_rank(seed: int, rank: int) -> int:
-    """A seed of its own for each rank, so that ranks draw different masks."""
-    return int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
 
 
 def _as_it_is(documents: Sequence[Document]) -> Sequence[Document]:

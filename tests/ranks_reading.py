@@ -1,37 +1,58 @@
-"""Run by `composer -n 2`: what two ranks read, mask and evaluate. Prints one JSON line on the first rank."""
+"""Run by `composer -n N`: what each rank is fed over three epochs, and what it evaluates. Prints a JSON line.
+
+Document `d` is made of the id `d + 5`, so that a token tells which document it is from.
+"""
 
 import json
+import sys
+from typing import Any
 
 import numpy as np
 from composer.utils import dist
 
-from composer_packing.batch import IGNORE_INDEX
+from composer_packing.batch import Batch
+from composer_packing.data.dataset import DocumentDataset
 from composer_packing.dataspec import eval_batches, train_batches
-from tests.reference import originals
-from tests.test_dataspec import config_of, documents_of
+from tests.reference import masked_documents
+from tests.test_dataspec import config_of
 from train import leave
 
-COUNT = 101
+EPOCHS, VOCAB_SIZE = 3, 1000
+
+
+def numbered(count: int) -> DocumentDataset:
+    """Documents of 1 to 16 tokens."""
+    lengths = np.random.default_rng(0).integers(1, 17, count)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return DocumentDataset(np.repeat(np.arange(5, count + 5, dtype=np.uint16), lengths), offsets, 16)
+
+
+def told(batches: list[Batch]) -> list[Any]:
+    """`[document, length, places of its targets]` of every document."""
+    return [
+        [original[0] - 5, len(original), np.flatnonzero(np.array(labels) >= 0).tolist()]
+        for original, _, labels in masked_documents(batches)
+    ]
+
+
+def fed(count: int) -> dict[str, Any]:
+    batches = train_batches(numbered(count), config_of(mlm_probability=0.5), VOCAB_SIZE)
+    train = [list(batches) for _ in range(EPOCHS)]
+    batches.close()
+    evaluation = eval_batches(numbered(count), config_of(), VOCAB_SIZE)
+    return {
+        "train": [told(epoch) for epoch in train],
+        "batches": [len(epoch) for epoch in train],
+        "eval": told(evaluation),
+        "eval_batches": len(evaluation),
+    }
 
 
 def main() -> None:
     dist.initialize_dist("cpu")
-    documents = documents_of(COUNT, longest=16)
-    config = config_of()
-    batches = train_batches(documents, config)
-    train = list(batches)
-    batches.close()
-    evaluation = eval_batches(documents, config)
-    masks = np.concatenate([(batch["labels"][0] != IGNORE_INDEX).numpy() for batch in train[:3]])
-    mine = {
-        "train": originals(train),
-        "eval": originals(evaluation),
-        "eval_batches": len(evaluation),
-        "masks": masks.tolist(),
-    }
-    ranks = dist.all_gather_object(mine)
+    found = {count: dist.all_gather_object(fed(int(count))) for count in sys.argv[1:]}
     if dist.get_global_rank() == 0:
-        print(json.dumps({"documents": [documents[i]["input_ids"].tolist() for i in range(COUNT)], "ranks": ranks}))
+        print(json.dumps(found))
 
 
 main()

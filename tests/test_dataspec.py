@@ -9,16 +9,16 @@ import torch
 from composer import Trainer
 from composer.loggers import InMemoryLogger
 
-from composer_packing.batch import IGNORE_INDEX, check, split_packed_batch
-from composer_packing.buffered import BufferedIterable
-from composer_packing.callbacks import PackingMonitor
+from composer_packing.batch import COUNTS, IGNORE_INDEX, check, split_packed_batch
+from composer_packing.callbacks import IntervalConsoleLogger, PackingMonitor
 from composer_packing.composer_model import PackedMaskedLM
 from composer_packing.config import ConfigError, TrainConfig, TrainLoaderConfig
 from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID
 from composer_packing.data.dataset import DocumentDataset
 from composer_packing.dataspec import eval_batches, packed_dataspec, train_batches
+from composer_packing.lockstep import Lockstep
 from composer_packing.model import ModernBertConfig
-from tests.reference import originals
+from tests.reference import masked_documents, originals
 
 VOCAB_SIZE = 64
 
@@ -48,13 +48,13 @@ def documents_of(count: int, longest: int = 40, seed: int = 0) -> DocumentDatase
 
 
 @pytest.fixture
-def batches() -> Iterator[BufferedIterable[Any]]:
-    buffered = train_batches(documents_of(60), config_of())
+def batches() -> Iterator[Lockstep]:
+    buffered = train_batches(documents_of(60), config_of(), VOCAB_SIZE)
     yield buffered
     buffered.close()
 
 
-def test_training_batches_have_the_configured_shape_and_ids(batches: BufferedIterable[Any]) -> None:
+def test_training_batches_have_the_configured_shape_and_ids(batches: Lockstep) -> None:
     for batch in itertools.islice(batches, 5):
         check(batch)
         assert batch["input_ids"].shape == (4, 32)
@@ -64,34 +64,42 @@ def test_training_batches_have_the_configured_shape_and_ids(batches: BufferedIte
     assert PAD_TOKEN_ID == 0
 
 
-def test_the_length_of_training_is_unknown_and_that_of_evaluation_is_not(batches: BufferedIterable[Any]) -> None:
+def test_the_length_of_training_is_unknown_and_that_of_evaluation_is_not(batches: Lockstep) -> None:
     with pytest.raises(TypeError):
         len(packed_dataspec(batches).dataloader)
-    fixed = eval_batches(documents_of(60), config_of())
+    fixed = eval_batches(documents_of(60), config_of(), VOCAB_SIZE)
     assert len(packed_dataspec(fixed).dataloader) == len(fixed)
 
 
 def test_settings_the_packer_refuses_are_a_config_error() -> None:
     loader = TrainLoaderConfig(final_masking_ratio=0.9, masking_ratio_cooldown_tokens="10tok")
     with pytest.raises(ConfigError, match=r"train_loader: final_masking_ratio=0\.9"):
-        train_batches(documents_of(60), config_of(train_loader=loader))
+        train_batches(documents_of(60), config_of(train_loader=loader), VOCAB_SIZE)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 700])
-def test_evaluation_has_every_document_once_in_batches_of_one_row(count: int) -> None:
+@pytest.mark.parametrize("micro", [1, 2, 4])
+def test_evaluation_has_every_document_once_and_only_its_last_batch_has_fewer_rows(count: int, micro: int) -> None:
     documents = documents_of(count)
-    batches = eval_batches(documents, config_of())
-    assert all(batch["input_ids"].shape == (1, 32) for batch in batches)
+    batches = eval_batches(documents, config_of(device_train_microbatch_size=micro), VOCAB_SIZE)
+    rows = [len(batch["input_ids"]) for batch in batches]
+    assert all(number == 8 // micro for number in rows[:-1])
+    assert all(0 < number <= 8 // micro for number in rows)
     found = originals(batches)
     assert sorted(found) == sorted(documents[index]["input_ids"].tolist() for index in range(len(documents)))
 
 
-def test_evaluation_masks_are_the_same_every_time_and_whatever_the_seed_of_the_run() -> None:
-    first, again = (eval_batches(documents_of(60), config_of(seed=seed)) for seed in (17, 18))
-    assert all(torch.equal(one["input_ids"], other["input_ids"]) for one, other in zip(first, again, strict=True))
+def test_evaluation_masks_follow_neither_the_seed_of_the_run_nor_the_shape_of_its_rows() -> None:
+    changes: list[dict[str, Any]] = [{}, {"seed": 18}, {"device_train_microbatch_size": 4}]
+    changes.append({"global_train_batch_size": 16})
+    masked = [
+        sorted(masked_documents(eval_batches(documents_of(60), config_of(**changed), VOCAB_SIZE)))
+        for changed in changes
+    ]
+    assert all(one == masked[0] for one in masked)
 
 
-def trainer_of(config: TrainConfig, batches: BufferedIterable[Any], model: PackedMaskedLM, **more: Any) -> Trainer:
+def trainer_of(config: TrainConfig, batches: Lockstep, model: PackedMaskedLM, **more: Any) -> Trainer:
     return Trainer(
         model=model,
         train_dataloader=packed_dataspec(batches),
@@ -117,20 +125,21 @@ def test_composers_clock_and_the_log_count_what_was_fed_over_epochs() -> None:
         ),
     )
     model = PackedMaskedLM(config.model)
-    batches = train_batches(documents_of(60), config)
-    monitor, logged = PackingMonitor(batches), InMemoryLogger()
+    batches = train_batches(documents_of(60), config, VOCAB_SIZE)
+    monitor, logged = PackingMonitor(batches, config.mlm_probability), InMemoryLogger()
     trainer = trainer_of(config, batches, model, callbacks=[monitor], loggers=[logged])
     trainer.fit()
     trainer.close()
     batches.close()
 
     fed: list[Any] = []
-    again = train_batches(documents_of(60), config).iterable  # the packer itself
+    again = train_batches(documents_of(60), config, VOCAB_SIZE)
     while sum(int(batch["attention_mask"].sum()) for batch in fed) < 6000:
         for batch in again:
             fed.append(batch)
             if sum(int(batch["attention_mask"].sum()) for batch in fed) >= 6000:
                 break
+    again.close()
     tokens = sum(int(batch["attention_mask"].sum()) for batch in fed)
     documents = sum(
         len(row) - 1 - int(mask[-1] == 0)
@@ -147,6 +156,7 @@ def test_composers_clock_and_the_log_count_what_was_fed_over_epochs() -> None:
         "packing/targets": [int((batch["labels"] != IGNORE_INDEX).sum()) for batch in fed],
         "packing/efficiency": [float(batch["attention_mask"].double().mean()) for batch in fed],
         "packing/mask_prob": [float(batch["mask_prob"]) for batch in fed],
+        "packing/learning_rate": [1.0] * len(fed),
     }.items():
         assert [value for _, value in logged.data[name]] == pytest.approx(counted), name
     assert sum(value for _, value in logged.data["packing/documents"]) == documents
@@ -160,9 +170,9 @@ def test_composers_clock_and_the_log_count_what_was_fed_over_epochs() -> None:
     assert monitor.summary.packing_efficiency == pytest.approx(tokens / slots)
 
 
-def test_every_target_of_a_step_has_the_same_weight(batches: BufferedIterable[Any]) -> None:
+def test_every_target_of_a_step_has_the_same_weight(batches: Lockstep) -> None:
     """One SGD step from rows with very different numbers of targets, one of them with none."""
-    batch = next(iter(batches))
+    batch = {key: value for key, value in next(iter(batches)).items() if key not in COUNTS}
     batch["labels"][0] = IGNORE_INDEX
     batch["labels"][1, 3:] = IGNORE_INDEX
     batch["labels"][1, 2] = batch["input_ids"][1, 2]
@@ -198,7 +208,7 @@ def test_an_error_in_the_data_ends_the_run_with_that_error() -> None:
     whole = documents_of(60)
     broken = Broken(whole._tokens, np.concatenate([whole._starts, whole._ends[-1:]]), 16)
     config = config_of()
-    batches = train_batches(broken, config)
+    batches = train_batches(broken, config, VOCAB_SIZE)
     trainer = trainer_of(config, batches, PackedMaskedLM(config.model))
     with pytest.raises(OSError, match="record 37 cannot be read"):
         trainer.fit()
@@ -206,11 +216,55 @@ def test_an_error_in_the_data_ends_the_run_with_that_error() -> None:
     batches.close()
 
 
-def test_a_set_too_small_for_a_batch_ends_the_run_instead_of_spinning() -> None:
-    config = config_of()
-    batches = train_batches(documents_of(2), config)
+def test_a_step_without_any_target_is_trained_on_and_changes_nothing() -> None:
+    special = DocumentDataset(np.full(400, 3, np.uint16), np.arange(0, 401, 10), 16)
+    config = config_of(max_duration="2ba")
+    model = PackedMaskedLM(config.model)
+    before = copy.deepcopy(model.state_dict())
+    batches = train_batches(special, config, VOCAB_SIZE)
+    trainer = trainer_of(config, batches, model)
+    trainer.fit()
+    trainer.close()
+    batches.close()
+    assert trainer.state.timestamp.token > 0
+    assert trainer.state.total_loss_dict == {"loss/train/total": 0.0}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("duration", ["20ba", "70sp", "2000tok"])
+def test_a_set_smaller_than_a_batch_trains_over_many_epochs(duration: str) -> None:
+    config = config_of(max_duration=duration)
+    batches = train_batches(documents_of(2, longest=16), config, VOCAB_SIZE)
     trainer = trainer_of(config, batches, PackedMaskedLM(config.model))
-    with pytest.raises(ValueError, match="too few to put one in each of 4 rows"):
+    trainer.fit()
+    trainer.close()
+    batches.close()
+    assert trainer.state.timestamp >= duration
+    assert trainer.state.timestamp.epoch.value > 5
+
+
+def test_no_documents_end_the_run_instead_of_spinning() -> None:
+    config = config_of()
+    batches = train_batches(documents_of(0), config, VOCAB_SIZE)
+    trainer = trainer_of(config, batches, PackedMaskedLM(config.model))
+    with pytest.raises(ValueError, match="the documents of 1000 epochs did not fill one batch"):
         trainer.fit()
     trainer.close()
     batches.close()
+
+
+def test_the_console_is_written_at_the_interval_in_any_unit(capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(interval: str) -> int:
+        config = config_of(max_duration="12ba")
+        batches = train_batches(documents_of(60), config, VOCAB_SIZE)
+        model = PackedMaskedLM(config.model)
+        trainer = trainer_of(config, batches, model, loggers=[IntervalConsoleLogger(interval)])
+        trainer.fit()
+        trainer.close()
+        batches.close()
+        return capsys.readouterr().err.count("Train loss/train/total")
+
+    assert printed("4ba") == 4, "behind batches 1, 4, 8 and 12"
+    assert printed("100000tok") == 2, "behind the first and the last"
+    assert 4 < printed("250tok") < 12
+    assert 4 < printed("25sp") < 12

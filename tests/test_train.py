@@ -1,6 +1,5 @@
 """The command itself, as a user types it, in child processes."""
 
-import json
 import math
 import os
 import re
@@ -151,25 +150,6 @@ def test_what_the_user_can_mend_is_one_line_without_a_traceback(arguments: list[
     assert done.code == 2
     (line,) = done.err.strip().splitlines()
     assert words in line
-
-
-@pytest.mark.slow
-def test_ranks_share_the_documents_draw_their_own_masks_and_evaluate_each_document_once() -> None:
-    done = run(COMPOSER, "-n", "2", "-m", "tests.ranks_dataspec")
-    assert done.code == 0, done.err
-    found = json.loads(next(line for line in done.out.splitlines() if line.startswith("{")))
-    documents, (first, second) = sorted(found["documents"]), found["ranks"]
-
-    assert sorted(first["eval"] + second["eval"]) == documents
-    assert first["eval_batches"] == second["eval_batches"], "or one rank would end the other's evaluation"
-
-    # 101 documents on two ranks: the sampler gives one of them twice, and a few are left over at the end.
-    # Documents of one or two tokens may be alike by chance.
-    shared = [document for document in first["train"] if len(document) > 2 and document in second["train"]]
-    assert len(shared) <= 1
-    assert all(document in documents for document in first["train"] + second["train"])
-    assert len(first["train"]) + len(second["train"]) > 80
-    assert first["masks"] != second["masks"]
 
 
 @pytest.mark.slow

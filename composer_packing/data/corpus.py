@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Special tokens; the place is the id."""
 
+SPECIAL_TOKEN_IDS = range(len(SPECIAL_TOKENS))
 PAD_TOKEN_ID = SPECIAL_TOKENS.index("[PAD]")
 MASK_TOKEN_ID = SPECIAL_TOKENS.index("[MASK]")
 
@@ -61,6 +62,11 @@ class Corpus:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the documents were tokenized with."""
         return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the documents lie below it; the tokenizer may have found fewer words than it was allowed."""
+        return int(self.tokenizer.get_vocab_size())
 
     def split(self, name: str) -> tuple[NDArray[np.unsignedinteger[Any]], NDArray[np.int64]]:
         """Ids of all documents of a split, memory-mapped, and int64 `(documents + 1,)` offsets.

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-Document = dict[str, NDArray[np.unsignedinteger[Any]]]
-"""`{"input_ids": ids}`, ids one-dimensional."""
+Document = dict[str, Any]
+"""`{"input_ids": ids, "document": number}`: ids one-dimensional, and the place in the dataset."""
 
 
 class DocumentDataset(Dataset[Document]):
@@ -40,7 +40,7 @@ class DocumentDataset(Dataset[Document]):
         return len(self._starts)
 
     def __getitem__(self, index: int) -> Document:
-        return {"input_ids": self._tokens[self._starts[index] : self._ends[index]]}
+        return {"input_ids": self._tokens[self._starts[index] : self._ends[index]], "document": index}
 
     def __getitems__(self, indices: Sequence[int]) -> list[Document]:
         """Several documents at once, as the loader asks for them."""

@@ -1,0 +1,44 @@
+"""Which documents a rank reads in an epoch, and in which order."""
+
+from collections.abc import Iterator, Sized
+
+import numpy as np
+from torch.utils.data.distributed import DistributedSampler
+
+
+class ShareSampler(DistributedSampler[int]):
+    """Shuffles the documents anew each epoch and deals them out: every one to one rank, none twice, none left out.
+
+    Dealing goes on where the last epoch stopped, so that ranks get the same number of documents in the long
+    run, and every rank some, even where there are fewer documents than ranks. Five documents on two ranks::
+
+        epoch 0   d3 d0 d4 d1 d2     ranks 0 1 0 1 0
+        epoch 1   d1 d2 d0 d4 d3           1 0 1 0 1
+
+    The packer tells it the epoch, as any `DistributedSampler`.
+
+    Args:
+        documents: what is dealt out; only its length is used.
+        num_replicas: number of ranks.
+        rank: the one that reads.
+        seed: of the order.
+    """
+
+    def __init__(self, documents: Sized, num_replicas: int, rank: int, seed: int) -> None:
+        super().__init__(documents, num_replicas, rank, seed=seed)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[int]:
+        """Numbers of this rank's documents in this epoch."""
+        count = len(self.dataset)  # type: ignore[arg-type]
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(count)
+        return iter(order[self._first() :: self.num_replicas].tolist())
+
+    def __len__(self) -> int:
+        """How many they are."""
+        count = len(self.dataset)  # type: ignore[arg-type]
+        return len(range(self._first(), count, self.num_replicas))
+
+    def _first(self) -> int:
+        """Place in the epoch's order of this rank's first document."""
+        dealt_before = self.epoch * len(self.dataset)  # type: ignore[arg-type]
+        return (self.rank - dealt_before) % self.num_replicas

@@ -1,0 +1,162 @@
+"""Run by `composer -n N`: packed steps beside one padded batch, and evaluation. Prints a JSON line.
+
+The padded batch goes through Hugging Face's model, on every rank by itself.
+"""
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from composer import Callback, Evaluator, Logger, State, Trainer
+from composer.utils import dist
+
+from composer_packing import GreedyBestFitSequencePacker
+from composer_packing.batch import IGNORE_INDEX
+from composer_packing.composer_model import PackedMaskedLM
+from composer_packing.dataspec import eval_batches, packed_dataspec
+from composer_packing.keyed_masking import KeyedMasking
+from composer_packing.lockstep import Lockstep
+from composer_packing.sequence_packer import Tail
+from tests.reference import masked_documents
+from tests.test_dataspec import VOCAB_SIZE, config_of, documents_of
+from tests.test_model import hugging_face
+from train import leave
+
+MASK, SPECIAL = 4, range(5)
+LONGEST, COUNT = 40, 31
+
+Document = dict[str, Any]
+Share = Callable[[list[Document], int, int], list[Document]]
+
+
+def documents(without_targets: int = 0) -> list[Document]:
+    """Of 1 to 40 tokens; the first `without_targets` are made of special tokens, which are never hidden."""
+    rng = np.random.default_rng(1)
+    return [
+        {
+            "input_ids": rng.integers(*((0, 4) if number < without_targets else (5, VOCAB_SIZE)), length),
+            "document": number,
+        }
+        for number, length in enumerate(rng.integers(1, LONGEST + 1, COUNT))
+    ]
+
+
+def packer_of(share: list[Document], row_len: int) -> GreedyBestFitSequencePacker:
+    """Gives the whole share in one batch, of as many rows as it takes."""
+    return GreedyBestFitSequencePacker(
+        *([share], COUNT, LONGEST, COUNT, row_len, 2 * COUNT, 0, MASK),
+        mask_prob=0.3,
+        tail=Tail.EMIT,
+        keyed_masking=KeyedMasking(3, VOCAB_SIZE, SPECIAL),
+    )
+
+
+def padded(model: PackedMaskedLM, everything: list[Document]) -> tuple[dict[str, torch.Tensor], float]:
+    """Gradients and loss of all documents as one padded batch."""
+    masked = masked_documents(list(packer_of(everything, 2000)))
+    shape = len(masked), LONGEST
+    ids, labels, real = torch.zeros(shape).long(), torch.full(shape, IGNORE_INDEX), torch.zeros(shape).long()
+    for row, (original, seen, wanted) in enumerate(masked):
+        ids[row, : len(original)] = torch.tensor(seen)
+        labels[row, : len(original)] = torch.tensor(wanted)
+        real[row, : len(original)] = 1
+    theirs = hugging_face(model.model.model.config)
+    theirs.load_state_dict(model.model.state_dict(), strict=True)
+    loss = theirs(input_ids=ids, attention_mask=real, labels=labels).loss
+    loss.backward()
+    return {name: p.grad for name, p in theirs.named_parameters() if p.grad is not None}, loss.item()
+
+
+class Gradients(Callback):
+    """Keeps the gradients of the last step; Composer clears them at the end."""
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        self.of = {name: p.grad.clone() for name, p in state.model.named_parameters() if p.grad is not None}
+
+
+def step(model: PackedMaskedLM, share: list[Document], row_len: int, on_tokens: bool) -> tuple[dict[str, Any], float]:
+    """Gradients and loss of one packed step."""
+    model = copy.deepcopy(model)
+    batches = Lockstep(packer_of(share, row_len), prefetch=1)
+    gradients = Gradients()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=packed_dataspec(batches),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.0),
+        max_duration="1ba",
+        accumulate_train_batch_on_tokens=on_tokens,
+        device_train_microbatch_size=1,
+        device="cpu",
+        progress_bar=False,
+        callbacks=[gradients],
+    )
+    trainer.fit()
+    batches.close()
+    loss = trainer.state.total_loss_dict["loss/train/total"]
+    trainer.engine.close()
+    return {name.removeprefix("module.").removeprefix("model."): of for name, of in gradients.of.items()}, loss
+
+
+def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Length of the difference by the length of the other, over all parameters."""
+    assert set(one) == set(other)
+    flat = [torch.cat([gradients[name].flatten() for name in sorted(other)]) for gradients in (one, other)]
+    return float((flat[0] - flat[1]).norm() / flat[1].norm())
+
+
+def evenly(everything: list[Document], rank: int, world_size: int) -> list[Document]:
+    return everything[rank::world_size]
+
+
+def one_and_the_rest(everything: list[Document], rank: int, world_size: int) -> list[Document]:
+    """The first rank has one document, the last all that are left."""
+    return everything[rank:] if rank == world_size - 1 else everything[rank : rank + 1]
+
+
+def main() -> None:
+    dist.initialize_dist("cpu")
+    rank, world_size = dist.get_global_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = PackedMaskedLM(config_of().model)
+    for parameter in model.parameters():  # norms and biases away from their start, or they would test nothing
+        torch.nn.init.normal_(parameter, mean=float(parameter.dim() < 2), std=0.2)
+
+    found: dict[str, Any] = {"gradient": {}, "loss": {}}
+    for without_targets in (0, 12):
+        everything = documents(without_targets)
+        gradient, loss = padded(model, everything)
+        for share in (evenly, one_and_the_rest):
+            for row_len in (LONGEST, 97, 2000):
+                packed, packed_loss = step(model, share(everything, rank, world_size), row_len, on_tokens=True)
+                case = f"{without_targets} without targets, {share.__name__}, rows of {row_len}"
+                found["gradient"][case] = distance(packed, gradient)
+                found["loss"][case] = abs(packed_loss - loss) / loss
+    unweighted, _ = step(model, evenly(documents(), rank, world_size), LONGEST, on_tokens=False)
+    found["weighted by documents"] = distance(unweighted, padded(model, documents())[0])
+
+    nothing, loss = step(model, evenly(documents(COUNT), rank, world_size), LONGEST, on_tokens=True)
+    found["without any target"] = [loss, max(float(gradient.abs().max()) for gradient in nothing.values())]
+
+    found["evaluation"] = {}
+    for micro in (1, 2, 4):
+        config = config_of(device_train_microbatch_size=micro, global_train_batch_size=16)
+        held_out = packed_dataspec(eval_batches(documents_of(61), config, VOCAB_SIZE))
+        trainer = Trainer(
+            model=model, eval_dataloader=Evaluator(label="eval", dataloader=held_out), device="cpu", progress_bar=False
+        )
+        trainer.eval()
+        metrics = trainer.state.eval_metrics["eval"]
+        again = {name: float(metric.compute()) for name, metric in metrics.items()}
+        trainer.eval()
+        assert again == {name: float(metric.compute()) for name, metric in metrics.items()}
+        found["evaluation"][micro] = [*again.values(), int(trainer.state.eval_timestamp.sample)]
+        trainer.engine.close()
+    if rank == 0:
+        print(json.dumps(found))
+
+
+main()
+leave(0)
