@@ -1,10 +1,7 @@
 """Train a language encoder on packed rows: `composer train.py yamls/pretrain.yaml key=value ...`."""
 
-import atexit
 import os
-import signal
 import sys
-from typing import NoReturn
 
 # Threads that wait must not spin: the packer's thread wants a core too. OpenMP reads this when it is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -20,6 +17,7 @@ from composer_packing.config import ConfigError, TrainConfig
 from composer_packing.config_file import load
 from composer_packing.data.dataset import DocumentDataset
 from composer_packing.dataspec import eval_batches, open_corpus, packed_dataspec, train_batches
+from composer_packing.leaving import run
 from composer_packing.optim import WarmupStableDecayScheduler, parameter_groups
 from composer_packing.report import end_lines, start_lines
 
@@ -102,17 +100,5 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def leave(code: int) -> NoReturn:
-    """End the process as `sys.exit` does, but without taking the interpreter down: gloo's threads would abort it.
-
-    They may free tensors of the last collective when it is gone, and a run that went well would seem to have failed.
-    """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the launcher sends it when another rank has failed; this one ends
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    run(main, sys.argv[1:])

@@ -7,6 +7,7 @@ from composer.utils import dist
 
 import train
 from composer_packing.data.dataset import DocumentDataset
+from composer_packing.leaving import run
 
 read = DocumentDataset.__getitem__
 reads = 0
@@ -21,4 +22,4 @@ def broken(self: DocumentDataset, index: int) -> Any:
 
 
 DocumentDataset.__getitem__ = broken  # type: ignore[method-assign]
-train.leave(train.main(sys.argv[1:]))
+run(train.main, sys.argv[1:])

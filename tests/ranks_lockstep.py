@@ -1,6 +1,7 @@
 """Run by `composer -n 2`: which batches each rank hands over. Prints a JSON line."""
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +10,8 @@ import torch
 from composer.utils import dist
 
 from composer_packing.batch import Batch
+from composer_packing.leaving import run
 from composer_packing.lockstep import Lockstep
-from train import leave
 
 Counts = int | tuple[int, ...]
 
@@ -53,7 +54,7 @@ def handed_over(counts: Counts) -> list[list[int]]:
     return epochs
 
 
-def main() -> None:
+def main(arguments: list[str]) -> int:
     dist.initialize_dist("cpu")
     rank = dist.get_global_rank()
     found: dict[str, Any] = {name: handed_over(counts[rank]) for name, counts in CASES.items()}
@@ -61,7 +62,7 @@ def main() -> None:
     ranks = dist.all_gather_object(found)
     if rank == 0:
         print(json.dumps(ranks))
+    return 0
 
 
-main()
-leave(0)
+run(main, sys.argv[1:])

@@ -13,9 +13,9 @@ from composer.utils import dist
 from composer_packing.batch import Batch
 from composer_packing.data.dataset import DocumentDataset
 from composer_packing.dataspec import eval_batches, train_batches
+from composer_packing.leaving import run
 from tests.reference import masked_documents
 from tests.test_dataspec import config_of
-from train import leave
 
 EPOCHS, VOCAB_SIZE = 3, 1000
 
@@ -48,12 +48,12 @@ def fed(count: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
+def main(arguments: list[str]) -> int:
     dist.initialize_dist("cpu")
-    found = {count: dist.all_gather_object(fed(int(count))) for count in sys.argv[1:]}
+    found = {count: dist.all_gather_object(fed(int(count))) for count in arguments}
     if dist.get_global_rank() == 0:
         print(json.dumps(found))
+    return 0
 
 
-main()
-leave(0)
+run(main, sys.argv[1:])

@@ -5,6 +5,7 @@ The padded batch goes through Hugging Face's model, on every rank by itself.
 
 import copy
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,12 +19,12 @@ from composer_packing.batch import IGNORE_INDEX
 from composer_packing.composer_model import PackedMaskedLM
 from composer_packing.dataspec import eval_batches, packed_dataspec
 from composer_packing.keyed_masking import KeyedMasking
+from composer_packing.leaving import run
 from composer_packing.lockstep import Lockstep
 from composer_packing.sequence_packer import Tail
 from tests.reference import masked_documents
 from tests.test_dataspec import VOCAB_SIZE, config_of, documents_of
 from tests.test_model import hugging_face
-from train import leave
 
 MASK, SPECIAL = 4, range(5)
 LONGEST, COUNT = 40, 31
@@ -116,7 +117,7 @@ def one_and_the_rest(everything: list[Document], rank: int, world_size: int) -> 
     return everything[rank:] if rank == world_size - 1 else everything[rank : rank + 1]
 
 
-def main() -> None:
+def main(arguments: list[str]) -> int:
     dist.initialize_dist("cpu")
     rank, world_size = dist.get_global_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -156,7 +157,7 @@ def main() -> None:
         trainer.engine.close()
     if rank == 0:
         print(json.dumps(found))
+    return 0
 
 
-main()
-leave(0)
+run(main, sys.argv[1:])

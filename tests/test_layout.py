@@ -38,6 +38,7 @@ ORDER = [
     "optim",
     "composer_model",
     "report",
+    "leaving",
 ]
 
 ONLY = {
@@ -48,6 +49,7 @@ ONLY = {
     "schedules": set(),
     "waiting": {"numpy"},
     "buffered": set(),
+    "leaving": set(),
     "data.documentation": set(),
 }
 """Modules that may import these packages besides the standard library and this one."""

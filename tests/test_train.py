@@ -1,5 +1,6 @@
 """The command itself, as a user types it, in child processes."""
 
+import contextlib
 import math
 import os
 import re
@@ -166,6 +167,33 @@ def test_a_record_one_rank_cannot_read_ends_both_with_the_error(two_ranks: Done,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ctrl_c_ends_the_launcher_and_its_ranks_while_they_train(two_ranks: Done, cache: Path) -> None:
+    assert two_ranks.code == 0
+    command = [COMPOSER, "-n", "2", "train.py", "yamls/pretrain.yaml", "progress_bar=false", "log_to_console=true"]
+    with subprocess.Popen(
+        [*command, f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}"],
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        try:
+            assert any("Train packing/rows" in line for line in process.stderr), "it has begun to train"
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+            process.stderr.read()  # until nobody holds it any more
+            assert process.wait(60) in (130, 143), "by SIGINT, or by SIGTERM from the launcher that comes behind it"
+            with pytest.raises(ProcessLookupError):
+                os.killpg(process.pid, 0)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
 def test_the_launcher_reports_a_mistake_as_a_failure_and_shows_the_line() -> None:
     done = run(COMPOSER, "-n", "2", "train.py", "yamls/pretrain.yaml", "global_train_batch_size=18")
     assert done.code != 0
@@ -179,32 +207,3 @@ def test_without_arguments_the_usage_is_printed() -> None:
     done = run(sys.executable, "train.py")
     assert done.code == 2
     assert "usage: composer train.py FILE.yaml" in done.out
-
-
-@pytest.mark.slow
-def test_a_run_ends_with_its_exit_code_and_its_handlers_but_keeps_the_interpreter_for_threads_that_need_it() -> None:
-    """What aborts a run at its end, a thread of gloo that asks for an interpreter that has gone, is a rare race."""
-    done = run(
-        *(sys.executable, "-c"),
-        "import atexit, sys, train\n"
-        "class Held:\n"
-        "    def __del__(self): print('torn down', flush=True)\n"
-        "held = Held()\n"
-        "atexit.register(print, 'handlers ran')\n"
-        "sys.stderr.write('last words')\n"
-        "train.leave(3)\n",
-    )
-    assert (done.code, done.out, done.err) == (3, "handlers ran\n", "last words")
-
-
-@pytest.mark.slow
-def test_a_rank_that_is_told_to_end_while_it_ends_does_so_in_silence_with_its_own_exit_code() -> None:
-    """The launcher sends SIGTERM to every rank that is left when one has failed; they often fail together."""
-    done = run(
-        *(sys.executable, "-c"),
-        "import atexit, os, signal, train\n"
-        "atexit.register(print, 'handlers ran')\n"
-        "atexit.register(os.kill, os.getpid(), signal.SIGTERM)\n"
-        "train.leave(2)\n",
-    )
-    assert (done.code, done.out, done.err) == (2, "handlers ran\n", "")
