@@ -17,13 +17,14 @@ from composer.utils import dist
 from composer_packing import GreedyBestFitSequencePacker
 from composer_packing.batch import IGNORE_INDEX
 from composer_packing.composer_model import PackedMaskedLM
-from composer_packing.dataspec import eval_batches, packed_dataspec
+from composer_packing.config import TrainLoaderConfig
+from composer_packing.dataspec import eval_batches, packed_dataspec, train_batches
 from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.leaving import run
 from composer_packing.lockstep import Lockstep
 from composer_packing.sequence_packer import Tail
 from tests.reference import masked_documents
-from tests.test_dataspec import VOCAB_SIZE, config_of, documents_of
+from tests.test_dataspec import VOCAB_SIZE, config_of, documents_of, trainer_of
 from tests.test_model import hugging_face
 
 MASK, SPECIAL = 4, range(5)
@@ -108,6 +109,49 @@ def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
     return float((flat[0] - flat[1]).norm() / flat[1].norm())
 
 
+class Fed(Callback):
+    """What each batch of this rank held, counted document by document."""
+
+    def __init__(self) -> None:
+        self.batches: list[dict[str, Any]] = []
+
+    def before_train_batch(self, state: State, logger: Logger) -> None:
+        batch = state.batch
+        masked = masked_documents([batch])
+        self.batches.append(
+            {
+                "before": int(state.timestamp.token),
+                "rows": len(batch["input_ids"]),
+                "mask_prob": float(batch["mask_prob"]),
+                "tokens": sum(len(original) for original, _, _ in masked),
+                "documents": len(masked),
+            }
+        )
+
+
+def clock() -> dict[str, Any]:
+    """A run with every schedule: Composer's clock at its end, and what this rank was fed."""
+    config = config_of(
+        max_duration="12000tok",
+        global_train_batch_size=32,
+        train_loader=TrainLoaderConfig(
+            batch_size_warmup_min_size=8,
+            batch_size_warmup_tokens="6000tok",
+            masking_ratio_cooldown_start_tokens="200sp",
+            masking_ratio_cooldown_tokens="400sp",
+            final_masking_ratio=0.1,
+        ),
+    )
+    batches = train_batches(documents_of(150), config, VOCAB_SIZE)
+    fed = Fed()
+    trainer = trainer_of(config, batches, PackedMaskedLM(config.model), callbacks=[fed])
+    trainer.fit()
+    batches.close()
+    trainer.engine.close()
+    now = trainer.state.timestamp
+    return {"token": int(now.token), "sample": int(now.sample), "batch": int(now.batch), "fed": fed.batches}
+
+
 def evenly(everything: list[Document], rank: int, world_size: int) -> list[Document]:
     return everything[rank::world_size]
 
@@ -155,6 +199,7 @@ def main(arguments: list[str]) -> int:
         assert again == {name: float(metric.compute()) for name, metric in metrics.items()}
         found["evaluation"][micro] = [*again.values(), int(trainer.state.eval_timestamp.sample)]
         trainer.engine.close()
+    found["clock"] = dist.all_gather_object(clock())
     if rank == 0:
         print(json.dumps(found))
     return 0

@@ -36,6 +36,44 @@ def test_a_step_in_which_no_rank_has_a_target_has_no_loss_and_no_gradient(world_
     assert told_by(world_size, "ranks_training")["without any target"] == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_composers_clock_counts_real_tokens_and_documents_over_all_ranks(world_size: int) -> None:
+    ranks = told_by(world_size, "ranks_training")["clock"]
+    for rank in ranks:
+        assert rank["token"] == sum(batch["tokens"] for each in ranks for batch in each["fed"])
+        assert rank["sample"] == sum(batch["documents"] for each in ranks for batch in each["fed"])
+        assert rank["batch"] == len(rank["fed"])
+
+
+def test_schedules_take_the_same_global_tokens_and_documents_on_any_number_of_ranks() -> None:
+    for world_size in WORLD_SIZES:
+        for rank in told_by(world_size, "ranks_training")["clock"]:
+            fed = rank["fed"]
+            most = 16 // world_size
+            rows = [batch["rows"] for batch in fed]
+            assert rows == sorted(rows)
+            assert rows[0] == 4 // world_size
+            assert rows[-1] == most
+            # In force from the first batch behind the 6000 tokens, of which a rank counts its own share.
+            over = rows.index(most)
+            assert fed[over]["before"] > 6000 * 0.97
+            assert fed[over - 1]["before"] < 6000 * 1.03
+            ratios = [batch["mask_prob"] for batch in fed]
+            assert ratios == sorted(ratios, reverse=True)
+            assert ratios[0] == pytest.approx(0.3)
+            assert ratios[-1] == pytest.approx(0.1)
+            own = 0
+            for batch in fed:
+                if own >= 600 / world_size:
+                    assert batch["mask_prob"] == pytest.approx(0.1)
+                elif own <= 200 / world_size:
+                    assert batch["mask_prob"] == pytest.approx(0.3)
+                else:
+                    progress = (own - 200 / world_size) / (400 / world_size)
+                    assert batch["mask_prob"] == pytest.approx(0.3 - 0.2 * progress)
+                own += batch["documents"]
+
+
 def test_evaluation_does_not_depend_on_the_rows_nor_on_the_number_of_ranks() -> None:
     figures = [figure for size in WORLD_SIZES for figure in told_by(size, "ranks_training")["evaluation"].values()]
     assert len(figures) == 9

@@ -20,7 +20,7 @@ from composer_packing.model import ModernBertForMaskedLM
 
 ROOT = Path(__file__).parent.parent
 COMPOSER = str(Path(sys.executable).parent / "composer")
-SHORT = ["max_duration=60_000tok", "scheduler.t_warmup=10_000tok", "scheduler.t_decay=20_000tok", "progress_bar=false"]
+SHORT = ["max_duration=60_000tok", "scheduler.t_warmup=5ba", "scheduler.t_decay=0.3dur", "progress_bar=false"]
 
 
 class Done(NamedTuple):
@@ -69,7 +69,7 @@ def two_ranks(cache: Path) -> Done:
     """One short run on two ranks, looked at by several tests."""
     return run(
         *(COMPOSER, "-n", "2", "train.py", "yamls/pretrain.yaml", *SHORT, "run_name=short"),
-        *(f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}", "eval_interval=30_000tok"),
+        *(f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}", "eval_interval=0.5dur"),
     )
 
 
