@@ -26,6 +26,7 @@ check: $(VENV)/installed-test
 
 benchmark: $(VENV)/installed-test
 	$(BIN)/python benchmarks/packing.py
+	$(BIN)/python benchmarks/waiting_for_items.py
 
 # Needs uv; the result is for every supported Python at once.
 constraints:

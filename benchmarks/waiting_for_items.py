@@ -1,8 +1,8 @@
 """Milliseconds per item of a producer that needs two of them, alone and behind a buffer of one.
 
 A thread that hands items over at once costs next to nothing, and a consumer of equal pace gets one about every two
-milliseconds, not every four. Everything is measured in one process, in turns, and given as medians. Run it
-as `python benchmarks/waiting_for_items.py`. The contestants:
+milliseconds, not every four. Everything is measured in one process, in turns, and given as medians. It is
+part of `make benchmark`. The contestants:
 
 - producer alone: iterated directly, no thread.
 - buffered, idle: behind `BufferedIterable`, the consumer does nothing but wait.

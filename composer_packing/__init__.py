@@ -8,8 +8,9 @@ Four padded sequences, and the same documents packed::
     cc..............
     ddddddddd.......
 
-`GreedyBestFitSequencePacker` packs and masks, `BufferedIterable` does so on a background thread,
-`split_packed_batch` and the counting functions tell Composer what a batch holds.
+`GreedyBestFitSequencePacker` packs and masks, `BufferedIterable` does so on a background thread, `Lockstep` on
+several ranks that end their epochs together; `split_packed_batch` and the counting functions tell Composer
+what a batch holds.
 """
 
 from composer_packing.batch import (
@@ -19,6 +20,8 @@ from composer_packing.batch import (
 )
 from composer_packing.best_fit_packer import GreedyBestFitSequencePacker
 from composer_packing.buffered import BufferedIterable
+from composer_packing.keyed_masking import KeyedMasking
+from composer_packing.lockstep import Lockstep
 from composer_packing.masking import mlm_masking
 from composer_packing.packing import find_best_fit
 from composer_packing.schedules import (
@@ -26,15 +29,18 @@ from composer_packing.schedules import (
     MaskingRatioCooldownScheduler,
     MaskingSchedule,
 )
-from composer_packing.sequence_packer import SequencePacker
+from composer_packing.sequence_packer import SequencePacker, Tail
 
 __all__ = [
     "BatchSizeWarmupScheduler",
     "BufferedIterable",
     "GreedyBestFitSequencePacker",
+    "KeyedMasking",
+    "Lockstep",
     "MaskingRatioCooldownScheduler",
     "MaskingSchedule",
     "SequencePacker",
+    "Tail",
     "find_best_fit",
     "get_num_samples_in_packed_batch",
     "get_num_tokens_in_packed_batch",

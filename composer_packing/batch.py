@@ -143,13 +143,20 @@ def with_equal_weights(batch: Batch) -> Batch:
 
 
 def with_counts(batch: Batch) -> Batch:
-    """The batch with `num_tokens`, `num_targets` and `num_documents` per row; needs `attention_mask` to count them."""
+    """The batch with `num_tokens`, `num_targets` and `num_documents` per row, where it does not have them yet.
+
+    Raises:
+        ValueError: there is no `attention_mask`.
+    """
     if "num_tokens" in batch:
         return batch
-    attention_mask = batch["attention_mask"]
+    attention_mask = batch.get("attention_mask")
+    if attention_mask is None:
+        raise ValueError("a batch without attention_mask cannot be counted: nothing tells padding from documents")
+    labels = batch.get("labels")
     return batch | {
         "num_tokens": attention_mask.sum(-1).tolist(),
-        "num_targets": (batch["labels"] != IGNORE_INDEX).sum(-1).tolist(),
+        "num_targets": [0] * len(attention_mask) if labels is None else (labels != IGNORE_INDEX).sum(-1).tolist(),
         "num_documents": [
             len(row) - 1 - padded
             for row, padded in zip(batch["cu_seqlens"], (attention_mask[:, -1] == 0).int().tolist(), strict=True)

@@ -54,9 +54,7 @@ class Lockstep(Iterable[Batch]):
         self._held: Batch | None = None
         self._epoch = 0
         self._iterators = 0
-        self._world_size = distributed.get_world_size() if distributed.is_initialized() else 1
-        # A group of its own, on the host: the agreement waits for no device and mixes with no gradient.
-        self._group = distributed.new_group(backend="gloo") if self._world_size > 1 else None
+        self._group: distributed.ProcessGroup | None = None
 
     @property
     def wait_seconds(self) -> float:
@@ -70,6 +68,9 @@ class Lockstep(Iterable[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         """Go on where the last iterator stopped; that one gives nothing more."""
+        if self._group is None and distributed.is_initialized() and distributed.get_world_size() > 1:
+            # A group of its own, on the host: the agreement waits for no device and mixes with no gradient.
+            self._group = distributed.new_group(backend="gloo")
         self._iterators += 1
         return self._one_epoch(self._iterators)
 

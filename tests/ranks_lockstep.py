@@ -47,17 +47,17 @@ class Numbered:
             self.given += 1
 
 
-def handed_over(counts: Counts) -> list[list[int]]:
-    batches = Lockstep(Numbered(counts), prefetch=2)
+def handed_over(batches: Lockstep) -> list[list[int]]:
     epochs = [[int(batch["input_ids"][0, 0]) for batch in batches] for _ in range(EPOCHS)]
     batches.close()
     return epochs
 
 
 def main(arguments: list[str]) -> int:
-    dist.initialize_dist("cpu")
     rank = dist.get_global_rank()
-    found: dict[str, Any] = {name: handed_over(counts[rank]) for name, counts in CASES.items()}
+    made = {name: Lockstep(Numbered(counts[rank]), prefetch=2) for name, counts in CASES.items()}
+    dist.initialize_dist("cpu")  # a Trainer may do so only after the data has been made
+    found: dict[str, Any] = {name: handed_over(batches) for name, batches in made.items()}
     found["threads"] = [thread.name for thread in threading.enumerate() if "composer_packing" in thread.name]
     ranks = dist.all_gather_object(found)
     if rank == 0:

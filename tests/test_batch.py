@@ -14,6 +14,7 @@ from composer_packing.batch import (
     get_num_targets_in_packed_batch,
     get_token_counts_in_packed_batch,
     with_counts,
+    with_equal_weights,
 )
 
 DOCUMENTS, TOKENS, TARGETS = 5, 12, 3
@@ -81,6 +82,25 @@ def test_counts_travel_with_each_microbatch_as_plain_ints(batch: Batch) -> None:
     assert all(type(micro["num_targets"]) is int for micro in micros)
 
 
+def test_a_step_without_targets_is_weighed_by_rows_and_counts_are_taken_once(batch: Batch) -> None:
+    batch["labels"][:] = -100
+    weighed = with_equal_weights(with_counts(batch))
+    assert get_token_counts_in_packed_batch(weighed) == {"total": TOKENS, "loss_generating": 3}
+    micros = split_packed_batch(weighed, 1)
+    assert [get_token_counts_in_packed_batch(micro)["loss_generating"] for micro in micros] == [1, 1, 1]
+    assert get_num_targets_in_packed_batch(weighed) == 0
+    assert with_counts(weighed) is weighed
+
+
+def test_labels_may_be_missing_altogether(batch: Batch) -> None:
+    del batch["labels"]
+    assert with_counts(batch)["num_targets"] == [0, 0, 0]
+    parts = [batch, *split_packed_batch(batch, 1)]
+    assert [get_num_tokens_in_packed_batch(part) for part in parts] == [TOKENS, 6, 4, 2]
+    assert [get_num_samples_in_packed_batch(part) for part in parts] == [DOCUMENTS, 2, 2, 1]
+    assert [get_num_targets_in_packed_batch(part) for part in parts] == [0, 0, 0, 0]
+
+
 def test_without_masks_there_is_a_split_and_a_count(batch: Batch) -> None:
     bare = batch | {"labels": None}
     del bare["attention_mask"]
@@ -90,6 +110,8 @@ def test_without_masks_there_is_a_split_and_a_count(batch: Batch) -> None:
     assert get_num_tokens_in_packed_batch(bare) == 18
     assert sum(get_num_samples_in_packed_batch(micro) for micro in micros) == 7
     assert get_num_targets_in_packed_batch(bare) == 0
+    with pytest.raises(ValueError, match="without attention_mask cannot be counted"):
+        with_counts(bare)
 
 
 def test_the_mask_ratio_travels_along(batch: Batch) -> None:

@@ -22,3 +22,11 @@ def test_every_file_in_the_readmes_tree_is_there_and_every_module_is_in_it() -> 
     assert {*named} <= there | {"train.py", "reference.py"}
     modules = {path.name for path in (ROOT / "composer_packing").rglob("*.py")} - {"__init__.py"}
     assert modules <= {*named}
+
+
+def test_every_test_that_the_documentation_names_is_where_it_says() -> None:
+    page = (ROOT / "docs" / "what_a_packed_batch_weighs.md").read_text()
+    named = re.findall(r"`(test_\w+)`, `(tests/\w+\.py)`", page)
+    assert len(named) == page.count("`test_") > 10
+    for test, file in named:
+        assert f"def {test}(" in (ROOT / file).read_text(), test
