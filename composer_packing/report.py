@@ -40,7 +40,8 @@ def start_lines(
     tokens_each = {"tok": 1.0, "ba": float(slots), "sp": documents.num_tokens / len(documents)}[duration.unit]
     tokens = duration.count * tokens_each
     loader, scheduler = config.train_loader, config.scheduler
-    schedules = [f"learning rate up to {scheduler.t_warmup}, down over the last {scheduler.t_decay}"]
+    warmup, decay = duration_of("t_warmup", scheduler.t_warmup), duration_of("t_decay", scheduler.t_decay)
+    schedules = [f"learning rate up over {_words(warmup)}, down over the last {_words(decay)}"]
     if loader.batch_size_warmup_tokens is not None:
         end = duration_of("batch_size_warmup_tokens", loader.batch_size_warmup_tokens)
         schedules.append(
