@@ -43,7 +43,8 @@ def split_packed_batch(
     Args:
         batch: a batch, as the table of this module says.
         microbatch_size: what Composer hands over; a row is a microbatch whatever it says.
-        padding_tolerance: rows with a larger share of padding lose the padding and its segment.
+        padding_tolerance: rows with a larger share of padding lose the padding and its segment; one that is
+            nothing else keeps it.
         mark_dynamic: tell the compiler that dimension 0 of `cu_seqlens` varies.
 
     Returns:
@@ -78,7 +79,7 @@ def _cut_padding(micro: Batch, padding_tolerance: float) -> None:
         return
     row_len = len(micro["input_ids"])
     real_tokens = int(micro["attention_mask"].sum())
-    if 1 - real_tokens / row_len <= padding_tolerance:
+    if real_tokens == 0 or 1 - real_tokens / row_len <= padding_tolerance:
         return
     for key in ("input_ids", "labels", "attention_mask"):
         if micro[key] is not None:
@@ -146,7 +147,7 @@ def with_counts(batch: Batch) -> Batch:
     """The batch with `num_tokens`, `num_targets` and `num_documents` per row, where it does not have them yet.
 
     Raises:
-        ValueError: there is no `attention_mask`.
+        ValueError: there is no `attention_mask`, or labels mark what is no target by another number than -100.
     """
     if "num_tokens" in batch:
         return batch
@@ -154,6 +155,8 @@ def with_counts(batch: Batch) -> Batch:
     if attention_mask is None:
         raise ValueError("a batch without attention_mask cannot be counted: nothing tells padding from documents")
     labels = batch.get("labels")
+    if labels is not None and (lowest := int(labels.min())) < 0 and lowest != IGNORE_INDEX:
+        raise ValueError(f"labels hold {lowest}: what is no target must be {IGNORE_INDEX} (ignore_token_id)")
     return batch | {
         "num_tokens": attention_mask.sum(-1).tolist(),
         "num_targets": [0] * len(attention_mask) if labels is None else (labels != IGNORE_INDEX).sum(-1).tolist(),

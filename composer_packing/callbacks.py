@@ -53,14 +53,14 @@ class PackingMonitor(Callback):
         self._batches = batches
         self._mask_prob = mask_prob
         self._learning_rate = 0.0
-        self._slots = 0
-        self._tokens = 0
-        self._documents = 0
+        self._first_batch = self._slots = self._tokens = self._documents = 0
         self._started = self._batch_started = self._eval_started = self._eval_seconds = 0.0
         self._waited_before = self._waited_before_batch = 0.0
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Start the clock."""
+        """Start the clock and the sums."""
+        self._first_batch = state.timestamp.batch.value
+        self._slots = self._tokens = self._documents = 0
         self._started = self._batch_started = time.perf_counter()
         self._waited_before = self._waited_before_batch = self._batches.wait_seconds
         self._eval_seconds = 0.0
@@ -80,7 +80,7 @@ class PackingMonitor(Callback):
         self._learning_rate = float(state.optimizers[0].param_groups[0]["lr"])
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Log the batch; all counts are host integers."""
+        """Log the batch, which is still on the host, as its counts are."""
         batch = state.batch
         slots, tokens, documents = (
             batch["input_ids"].numel(),
@@ -116,7 +116,7 @@ class PackingMonitor(Callback):
         self.summary = RunSummary(
             num_documents=documents,
             num_tokens=tokens,
-            num_batches=state.timestamp.batch.value,
+            num_batches=state.timestamp.batch.value - self._first_batch,
             packing_efficiency=tokens / max(slots, 1),
             tokens_per_second=tokens / seconds,
             data_wait_share=wait_share.item(),

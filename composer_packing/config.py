@@ -4,14 +4,13 @@ Whatever is wrong is a `ConfigError` of one line that names the key, shows the v
 `config_file` reads an experiment file into it.
 """
 
-import copy
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 from omegaconf import MISSING
 
 from composer_packing.model import ModernBertConfig
-from composer_packing.times import Duration, duration_of
+from composer_packing.schedules import MaskingSchedule
 
 SHORTEST_SEQ_LEN = 8
 """[CLS], [SEP] and a few words: below this there is nothing to learn from."""
@@ -20,24 +19,10 @@ SMALLEST_VOCAB = 512
 """The special tokens and all 256 bytes, and some room for words."""
 
 LARGEST = 2**32
-"""What every number must stay below; a seed is the strictest."""
+"""What the numbers that `check` bounds must stay below; a seed is the strictest."""
 
 PRECISIONS = {"cpu": ("fp32",), "gpu": ("amp_bf16", "amp_fp16", "fp32")}
 """What each device can train in, the default first."""
-
-
-DURATIONS = {
-    "max_duration": 1,
-    "eval_interval": 1,
-    "save_interval": 1,
-    "console_log_interval": 1,
-    "scheduler.t_warmup": 0,
-    "scheduler.t_decay": 0,
-    "train_loader.batch_size_warmup_tokens": 1,
-    "train_loader.masking_ratio_cooldown_tokens": 1,
-    "train_loader.masking_ratio_cooldown_start_tokens": 0,
-}
-"""Every key that holds a duration, and the smallest one that makes sense there."""
 
 
 class ConfigError(ValueError):
@@ -227,7 +212,7 @@ def check(config: TrainConfig, world_size: int) -> None:
         size = attrgetter(key)(config)
         if size is not None and (size < 1 or size % (micro * world_size)):
             raise ConfigError(
-                f"{key}={size}: must be a multiple of {micro * world_size}, which is {world_size} ranks "
+                f"{key}={size}: must be a positive multiple of {micro * world_size}, which is {world_size} ranks "
                 f"times device_train_microbatch_size={micro}"
             )
     minimum = config.train_loader.batch_size_warmup_min_size
@@ -247,53 +232,37 @@ def check(config: TrainConfig, world_size: int) -> None:
         ratio = attrgetter(key)(config)
         if ratio is not None and not 0 < ratio <= 1:
             raise ConfigError(f"{key}={ratio}: must lie above 0, or there is nothing to learn, and not above 1")
+    _check_schedules(config)
     if config.model.vocab_size < config.data.vocab_size:
         raise ConfigError(
             f"model.vocab_size={config.model.vocab_size}: must be at least data.vocab_size={config.data.vocab_size}"
         )
     if config.device not in (None, *PRECISIONS):
         raise ConfigError(f"device={config.device}: must be cpu or gpu, or null for the GPU where there is one")
-    _check_durations(config)
 
 
-def resolved(config: TrainConfig) -> TrainConfig:
-    """The same run with every duration in `tok`, `sp` or `ba`: shares of the training in its own unit.
-
-    Raises:
-        ConfigError: a duration is none, or is 0 where that makes no sense.
-    """
-    config = copy.deepcopy(config)
-    length: Duration | None = None
-    for key, least in DURATIONS.items():
-        parent, _, name = key.rpartition(".")
-        holder = attrgetter(parent)(config) if parent else config
-        if getattr(holder, name) is None:
-            continue
-        try:
-            duration = duration_of(key, getattr(holder, name), least, length)
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        length = length or duration  # `max_duration` comes first
-        setattr(holder, name, str(duration))
-    return config
-
-
-def _check_durations(config: TrainConfig) -> None:
-    """What must hold between durations; their units are resolved."""
-    whole = duration_of("max_duration", config.max_duration)
-    scheduler, loader = config.scheduler, config.train_loader
-    warmup, decay = duration_of("t_warmup", scheduler.t_warmup), duration_of("t_decay", scheduler.t_decay)
-    if decay.count and decay.unit != whole.unit:
+def _check_schedules(config: TrainConfig) -> None:
+    """What the packer would refuse too, but under the names of its own arguments."""
+    loader = config.train_loader
+    for one, other in (
+        ("batch_size_warmup_min_size", "batch_size_warmup_tokens"),
+        ("final_masking_ratio", "masking_ratio_cooldown_tokens"),
+    ):
+        if (getattr(loader, one) is None) != (getattr(loader, other) is None):
+            missing, given = (one, other) if getattr(loader, one) is None else (other, one)
+            raise ConfigError(f"train_loader.{given}={getattr(loader, given)}: needs train_loader.{missing} too")
+    final, step = loader.final_masking_ratio, loader.masking_ratio_step_size
+    for key in ("masking_ratio_cooldown_start_tokens", "masking_ratio_step_size"):
+        if getattr(loader, key) is not None and final is None:
+            raise ConfigError(f"train_loader.{key}={getattr(loader, key)}: needs train_loader.final_masking_ratio too")
+    if final is not None and final > config.mlm_probability:
         raise ConfigError(
-            f"scheduler.t_decay={decay}: counts back from the end at max_duration={whole}; give {whole.unit} or dur"
+            f"train_loader.final_masking_ratio={final}: must not exceed mlm_probability={config.mlm_probability}"
         )
-    if warmup.unit == whole.unit and warmup.count + decay.count > whole.count:
-        both = f"scheduler.t_warmup={warmup}, scheduler.t_decay={decay}"
-        raise ConfigError(f"{both}: together they must not exceed max_duration={whole}")
-    if loader.masking_ratio_cooldown_tokens is not None:
-        cooldown = duration_of("cooldown", loader.masking_ratio_cooldown_tokens)
-        start = duration_of("start", loader.masking_ratio_cooldown_start_tokens or 0)
-        if start.count and start.unit != cooldown.unit:
-            raise ConfigError(
-                f"train_loader.masking_ratio_cooldown_start_tokens={start}: give it in {cooldown.unit}, as the cooldown"
-            )
+    shape = loader.masking_cooldown_schedule_type
+    if shape not in tuple(MaskingSchedule):
+        raise ConfigError(f"train_loader.masking_cooldown_schedule_type={shape}: must be linear or stair")
+    if final is not None and (step is not None) != (shape == MaskingSchedule.STAIR):
+        raise ConfigError(f"train_loader.masking_ratio_step_size={step}: stair needs it, linear does without")
+    if step is not None and not 0 < step <= 1:
+        raise ConfigError(f"train_loader.masking_ratio_step_size={step}: must lie above 0 and not above 1")

@@ -94,18 +94,23 @@ def train_batches(documents: DocumentDataset, config: TrainConfig, vocab_size: i
     """
     rank, world_size = dist.get_global_rank(), dist.get_world_size()
     sampler = ShareSampler(documents, world_size, rank, config.seed)
-    loader = DataLoader(documents, config.device_batch_size(world_size), sampler=sampler, collate_fn=_as_it_is)
+    loader = DataLoader(
+        documents,
+        config.device_batch_size(world_size),
+        sampler=sampler,
+        collate_fn=_as_it_is,
+        # Or each epoch would draw from PyTorch's global generator, on the packing thread, at any time in the training.
+        generator=torch.Generator(),
+    )
     settings = config.train_loader
     minimum = settings.batch_size_warmup_min_size
     try:
         packer = _packer(
-            *(
-                loader,
-                config,
-                config.mlm_probability,
-                Tail.CARRY,
-                KeyedMasking(config.seed, vocab_size, SPECIAL_TOKEN_IDS),
-            ),
+            loader,
+            config,
+            mask_prob=config.mlm_probability,
+            tail=Tail.CARRY,
+            keyed_masking=KeyedMasking(config.seed, vocab_size, SPECIAL_TOKEN_IDS),
             batch_size_warmup_min_size=None if minimum is None else minimum // world_size,
             batch_size_warmup_tokens=settings.batch_size_warmup_tokens,
             masking_ratio_cooldown_tokens=settings.masking_ratio_cooldown_tokens,

@@ -1,9 +1,10 @@
-"""Masks that follow from seed, epoch, document and position alone, whatever row, batch or rank a token lies in.
+"""Masks that follow from seed, epoch, document and position, whatever row, batch or rank a token lies in.
 
 Who is chosen and what becomes of it is as in `masking`, with two differences: special tokens are never
 hidden, and random words come from the whole vocabulary without them. The draw at a position is the output
 of SplitMix64 (Steele, Lea and Flood, 2014) at that step, for a generator whose state is a hash of the
-other three.
+other three. A token is chosen where its draw lies below the mask ratio in force: a lower ratio chooses some
+of those that a higher one does.
 """
 
 from collections.abc import Sequence
@@ -91,6 +92,7 @@ class KeyedMasking:
             raise ValueError(f"special_token_ids={outside} must lie between 0 and {vocab_size=}")
         self.seed = seed
         self.vocab_size = vocab_size
+        self.special_token_ids = tuple(special_token_ids)
         self._may_be_hidden = np.ones(vocab_size, np.bool_)
         self._may_be_hidden[list(special_token_ids)] = False
         self._words = np.flatnonzero(self._may_be_hidden)

@@ -9,11 +9,13 @@ from typing import NoReturn
 
 
 def run(main: Callable[[list[str]], int], arguments: list[str]) -> NoReturn:
-    """End the process with the exit code that `main` gives; what it raises is shown first, and the code is 1."""
+    """End the process with the exit code that `main` gives; an error is shown first, and the code is 1."""
     try:
         code = main(arguments)
     except SystemExit as ended:  # Composer makes these of SIGINT and SIGTERM, the code being 128 and the signal
-        code = ended.code if isinstance(ended.code, int) else 1
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1

@@ -39,13 +39,16 @@ class Lockstep(Iterable[Batch]):
         rank 0   a b c | d e f | g h i |      trained in epoch 0: a b    epoch 1: c d    epoch 2: e f
         rank 1   A B | C D | E F |                                A B             C D             E F
 
+    The first rank is a batch further behind its own epochs each time. Where documents are dealt out at random
+    the lag grows about as the square root of the number of epochs.
+
     Args:
         source: gives an epoch's batches at every `iter()`, and goes on with what was left where it can.
         prefetch: batches kept ready at most.
 
     Raises:
         ValueError: from `next()`, where the source gives no batch in `PATIENCE` epochs in a row.
-        RuntimeError: from `next()`, where another rank has ended, or this was closed.
+        RuntimeError: from `next()`, where another rank has ended or does not answer, or this was closed.
     """
 
     def __init__(self, source: Iterable[Batch], prefetch: int) -> None:
@@ -53,7 +56,7 @@ class Lockstep(Iterable[Batch]):
         self._stream: Iterator[Batch | EpochEnd] | None = None
         self._held: Batch | None = None
         self._epoch = 0
-        self._iterators = 0
+        self._latest = 0
         self._group: distributed.ProcessGroup | None = None
 
     @property
@@ -64,6 +67,7 @@ class Lockstep(Iterable[Batch]):
     def close(self) -> None:
         """End the thread, for good."""
         self._held = None
+        self._stream = iter(())
         self._ahead.close()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -71,12 +75,12 @@ class Lockstep(Iterable[Batch]):
         if self._group is None and distributed.is_initialized() and distributed.get_world_size() > 1:
             # A group of its own, on the host: the agreement waits for no device and mixes with no gradient.
             self._group = distributed.new_group(backend="gloo")
-        self._iterators += 1
-        return self._one_epoch(self._iterators)
+        self._latest += 1
+        return self._one_epoch(self._latest)
 
-    def _one_epoch(self, iterator: int) -> Iterator[Batch]:
+    def _one_epoch(self, serial: int) -> Iterator[Batch]:
         handed_over = 0
-        while iterator == self._iterators:
+        while serial == self._latest:
             batch = self._next()
             ended, targets = self._agree(batch)
             if not ended:
@@ -84,7 +88,7 @@ class Lockstep(Iterable[Batch]):
                 handed_over += 1
                 yield batch if targets else with_equal_weights(batch)
                 continue
-            self._held = batch
+            self._held = batch  # another rank has none: it waits for the next epoch
             self._epoch += 1
             if handed_over:
                 log.info("epoch %d ended on all ranks after %d batches", self._epoch - 1, handed_over)
@@ -102,6 +106,7 @@ class Lockstep(Iterable[Batch]):
                 return item
             if item.epoch == self._epoch:
                 return None
+            # A rank that is behind comes to its own end of an epoch that another has ended for all.
             assert item.epoch < self._epoch, "a rank cannot be ahead of the agreement"
         raise RuntimeError("there are no more batches: they were closed, or have failed before")
 
@@ -112,7 +117,7 @@ class Lockstep(Iterable[Batch]):
             try:
                 distributed.all_reduce(counts, group=self._group)
             except RuntimeError as error:
-                raise RuntimeError("another rank has ended; see its output for why") from error
+                raise RuntimeError("no answer from another rank: it has ended or is stuck; see its output") from error
         ended, targets = counts.tolist()
         return ended > 0, targets
 
@@ -128,5 +133,6 @@ def _epochs(source: Iterable[Batch]) -> Iterator[Batch | EpochEnd]:
         yield EpochEnd(epoch)
         epoch += 1
     raise ValueError(
-        f"the documents of {PATIENCE} epochs did not fill one batch; lower the batch size or the row length"
+        f"the documents of {PATIENCE} epochs did not fill one batch; "
+        f"give more documents, or lower the batch size or the row length"
     )

@@ -174,9 +174,13 @@ def filled_rows(
     row_len: int,
     pad_token_id: int,
 ) -> FilledRows:
-    """Lay documents out in new rows, as many as have one; an empty row is never before one that holds a document.
+    """Lay documents out in new rows.
 
-    The arguments are those of `fill_rows`; at least one document is placed.
+    Args:
+        row_of_document: as in `fill_rows`; it places a document at least, and in each row up to its largest.
+        row_len: slots per row.
+
+    The other arguments are those of `fill_rows`.
     """
     input_ids = np.empty((row_of_document.max() + 1, row_len), np.int64)
     attention_mask = np.empty_like(input_ids)

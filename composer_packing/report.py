@@ -41,7 +41,8 @@ def start_lines(
     tokens = duration.count * tokens_each
     loader, scheduler = config.train_loader, config.scheduler
     warmup, decay = duration_of("t_warmup", scheduler.t_warmup), duration_of("t_decay", scheduler.t_decay)
-    schedules = [f"learning rate up over {_words(warmup)}, down over the last {_words(decay)}"]
+    up = f"up over {_words(warmup)}" if warmup.count else "constant"
+    schedules = [f"learning rate {up}" + (f", down over the last {_words(decay)}" if decay.count else "")]
     if loader.batch_size_warmup_tokens is not None:
         end = duration_of("batch_size_warmup_tokens", loader.batch_size_warmup_tokens)
         schedules.append(

@@ -14,10 +14,10 @@ from composer_packing.times import UNITS, DurationLike, duration_of
 
 
 class BatchSizeWarmupScheduler:
-    """Rows (or samples) per batch, growing from a minimum to a maximum.
+    """Rows per batch, growing from a minimum to a maximum.
 
-    Every size from `min_batch_size` to `max_batch_size - 1` stays in force for a number of tokens in
-    proportion to itself, so each takes about the same number of batches.
+    Every size from `min_batch_size` to `max_batch_size - 1` takes about the same number of batches: it stays in
+    force for a number of tokens or documents in proportion to itself, or, counted in batches, for an equal part.
 
     Args:
         min_batch_size: size at the start.

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Tail(str, enum.Enum):
-    """What becomes of the documents that are left when an epoch's source ends and no full batch can be made."""
+    """What becomes of the documents that are left when an epoch's source ends and they cannot give every row one."""
 
     DROP = "drop"
     """They are not trained on in this epoch; their number is logged as a warning. As published."""
@@ -54,7 +54,7 @@ class SequencePacker(abc.ABC):
         buffer_size: documents that may wait at most.
         pad_token_id: what stands in slots without a document.
         mask_token_id: what stands for a hidden token.
-        ignore_token_id: label of what is no target.
+        ignore_token_id: label of what is no target; counts and models of this package know -100 only.
         mask_prob: share of tokens that become targets, 0 to 1.
         seed: of the masks; epoch `e` draws from `seed + e`.
         suppress_masking: give batches with `labels=None` and no `attention_mask`.
@@ -118,6 +118,8 @@ class SequencePacker(abc.ABC):
         for name, token_id in (("pad_token_id", pad_token_id), ("mask_token_id", mask_token_id)):
             if not hasattr(token_id, "__index__"):
                 raise TypeError(f"{name}={token_id!r} must be an int")
+        if keyed_masking is not None and mask_token_id not in keyed_masking.special_token_ids:
+            raise ValueError(f"{mask_token_id=} must be one of {keyed_masking.special_token_ids=}")
         self.src_iterable = src_iterable
         self.src_batch_size = src_batch_size
         self.src_max_seq_len = src_max_seq_len
@@ -200,15 +202,16 @@ class SequencePacker(abc.ABC):
             documents = int(placed.sum())
             self._seqs_emitted += documents
             self._schedules.advance(int(self._waiting.lengths[placed].sum()), documents)
-            # Put back to the front one by one, the last skipped comes first.
+            # As published: each is put back to the front, so that the last skipped comes first.
             self._waiting.keep(np.flatnonzero(~placed)[::-1])
             yield batch
         self._source_ended = True
-        if self.tail is Tail.CARRY:
+        carries = self.tail is Tail.CARRY  # then an epoch may well be empty: there may be fewer documents than ranks
+        if self._seqs_consumed == 0 and epoch > 0 and (not carries or isinstance(self.src_iterable, Iterator)):
+            raise ValueError(f"epoch {epoch}: the source gave nothing; it must be readable more than once")
+        if carries:
             log.info("epoch %d: %d documents are carried into the next", epoch, len(self._waiting))
             return
-        if self._seqs_consumed == 0 and epoch > 0:
-            raise ValueError(f"epoch {epoch}: the source gave nothing; it must be readable more than once")
         if self._seqs_emitted == 0 and self.tail is Tail.DROP:
             raise ValueError(
                 f"epoch {epoch}: the source gave {self._seqs_consumed} documents, too few to "
@@ -220,10 +223,7 @@ class SequencePacker(abc.ABC):
             log.warning(what, epoch, len(self._waiting), self._seqs_consumed)
 
     def _place_all(self, source: Iterator[SourceBatch]) -> NDArray[np.int64] | None:
-        """Take documents until no more find room: the row of each waiting document, -1 where it has to wait.
-
-        None where a row stays empty that must not.
-        """
+        """The row of each waiting document, -1 where it has to wait; None where a row stays empty that must not."""
         remaining_spaces = np.full(self.rows_per_batch, self.out_pseq_len, np.int64)
         placements: list[NDArray[np.int64]] = []
         tried = 0
@@ -268,7 +268,7 @@ class SequencePacker(abc.ABC):
         """Fill the rows, mask them, and make a batch of them."""
         waiting = self._waiting
         filled = filled_rows(
-            *(waiting.tokens, waiting.starts, waiting.lengths, row_of_document), self.out_pseq_len, self.pad_token_id
+            waiting.tokens, waiting.starts, waiting.lengths, row_of_document, self.out_pseq_len, self.pad_token_id
         )
         batch: Batch = {
             "input_ids": torch.from_numpy(filled.input_ids),

@@ -1,8 +1,8 @@
 """Durations: read once, resolved against the length of the training, shared out among ranks.
 
 A duration is a number and a unit, as Composer writes them: `1000tok` real tokens, `50sp` documents, `10ba`
-batches, or `0.1dur`, a share of the training. Tokens and documents are counted over all ranks. An int is a
-number of tokens.
+batches, or `0.1dur`, a share of the training. Tokens and documents are counted over all ranks. In Python an
+int is a number of tokens.
 """
 
 import math
@@ -59,9 +59,10 @@ def duration_of(name: str, time: DurationLike, least: int = 0, max_duration: Dur
     Raises:
         ValueError: anything else than a duration in the units above: empty, negative, not finite, in seconds or epochs.
     """
-    wanted = "1000tok, 50sp, 10ba" + ("" if max_duration is None else " or 0.1dur")
-    wrong = ValueError(f"{name}={time!r} must be a duration such as {wanted}")
-    duration = _parsed(time, max_duration, wrong)
+    duration = _parsed(time, max_duration)
+    if duration is None:
+        wanted = "1000tok, 50sp, 10ba" + ("" if max_duration is None else " or 0.1dur")
+        raise ValueError(f"{name}={time!r} must be a duration such as {wanted}")
     if duration.count < 0:
         raise ValueError(f"{name}={time!r} must not be negative")
     if duration.count < least:
@@ -69,21 +70,21 @@ def duration_of(name: str, time: DurationLike, least: int = 0, max_duration: Dur
     return duration
 
 
-def _parsed(time: DurationLike, max_duration: Duration | None, wrong: ValueError) -> Duration:
+def _parsed(time: DurationLike, max_duration: Duration | None) -> Duration | None:
     if isinstance(time, bool):
-        raise wrong
+        return None
     if isinstance(time, numbers.Integral):
         return Duration(int(time), "tok")
     from composer import Time  # late: durations given as ints need no Composer
 
     try:
         parsed = Time.from_timestring(time) if isinstance(time, str) else time
-    except (ValueError, TypeError, OverflowError) as error:
-        raise wrong from error
+    except (ValueError, TypeError, OverflowError):
+        return None
     if not isinstance(parsed, Time):
-        raise wrong
+        return None
     if parsed.unit.value in UNITS:
         return Duration(int(parsed.value), parsed.unit.value)
     if parsed.unit.value == "dur" and max_duration is not None and math.isfinite(parsed.value):
         return Duration(round(parsed.value * max_duration.count), max_duration.unit)
-    raise wrong
+    return None

@@ -73,7 +73,7 @@ class WaitingBuffer:
                 )
         return added
 
-    def append(self, source_batch: SourceBatch, epoch: int = 0) -> int:
+    def append(self, source_batch: SourceBatch, epoch: int) -> int:
         """Add the non-empty documents of a source batch and say how many they are.
 
         Args:

@@ -12,6 +12,9 @@ from composer_packing.batch import IGNORE_INDEX, check
 
 Documents = list[list[int]]
 
+RESULT = "RESULT "
+"""What the programs that run on several ranks put before the line they are run for."""
+
 
 def best_fit(room: list[int], length: int) -> int | None:
     """Row with the least room that holds `length`, the lowest on a tie."""

@@ -92,6 +92,20 @@ def test_a_step_without_targets_is_weighed_by_rows_and_counts_are_taken_once(bat
     assert with_counts(weighed) is weighed
 
 
+def test_labels_that_mark_what_is_no_target_otherwise_are_refused(batch: Batch) -> None:
+    batch["labels"][batch["labels"] == -100] = -1
+    with pytest.raises(ValueError, match="labels hold -1: what is no target must be -100"):
+        with_counts(batch)
+
+
+def test_a_row_of_padding_keeps_it(batch: Batch) -> None:
+    batch["attention_mask"][2] = 0
+    batch["cu_seqlens"][2] = torch.tensor([0, 6], dtype=torch.int32)
+    third = split_packed_batch(batch, 1, padding_tolerance=0.0)[2]
+    assert third["input_ids"].shape == (6,)
+    assert third["cu_seqlens"].tolist() == [0, 6]
+
+
 def test_labels_may_be_missing_altogether(batch: Batch) -> None:
     del batch["labels"]
     assert with_counts(batch)["num_targets"] == [0, 0, 0]

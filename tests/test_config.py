@@ -60,14 +60,28 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("seed=${missing}", "seed: Interpolation key 'missing' not found"),
         ("seed", "seed: an override is written key=value"),
         ("max_seq_len=7", "max_seq_len=7: must be at least 8"),
-        ("global_train_batch_size=7", "global_train_batch_size=7: must be a multiple of 2"),
-        ("global_train_batch_size=0", "global_train_batch_size=0: must be a multiple of 2"),
+        ("global_train_batch_size=7", "global_train_batch_size=7: must be a positive multiple of 2"),
+        ("global_train_batch_size=0", "global_train_batch_size=0: must be a positive multiple of 2"),
         ("device_train_microbatch_size=0", "device_train_microbatch_size=0: must be at least 1"),
         (
             "train_loader.batch_size_warmup_min_size=3",
-            "batch_size_warmup_min_size=3: must be a multiple of 2",
+            "batch_size_warmup_min_size=3: must be a positive multiple of 2",
         ),
         ("train_loader.batch_size_warmup_min_size=10", "must not exceed global_train_batch_size=8"),
+        ("global_train_batch_size=-4", "global_train_batch_size=-4: must be a positive multiple of 2"),
+        (
+            "train_loader.batch_size_warmup_min_size=4",
+            "train_loader.batch_size_warmup_min_size=4: needs train_loader.batch_size_warmup_tokens too",
+        ),
+        (
+            "train_loader.batch_size_warmup_tokens=5ba",
+            "batch_size_warmup_tokens=5ba: needs train_loader.batch_size_warmup",
+        ),
+        ("train_loader.final_masking_ratio=0.1", "needs train_loader.masking_ratio_cooldown_tokens too"),
+        ("train_loader.masking_ratio_cooldown_tokens=5ba", "needs train_loader.final_masking_ratio too"),
+        ("train_loader.masking_ratio_cooldown_start_tokens=5ba", "needs train_loader.final_masking_ratio too"),
+        ("train_loader.masking_ratio_step_size=0.1", "needs train_loader.final_masking_ratio too"),
+        ("train_loader.masking_cooldown_schedule_type=foo", "schedule_type=foo: must be linear or stair"),
         ("train_loader.packing_buffer_size=8", "packing_buffer_size=8: must exceed the 8 sequences"),
         ("train_loader.packing_prefetch_factor=0", "packing_prefetch_factor=0: must be at least 1"),
         ("mlm_probability=0", "mlm_probability=0.0: must lie above 0"),
@@ -162,6 +176,33 @@ def test_a_cooldown_and_its_start_are_counted_in_the_same_unit(empty: str) -> No
     load(empty, [*SMALLEST, *cooldown, "train_loader.masking_ratio_cooldown_start_tokens=0tok"], 1)
     assert "masking_ratio_cooldown_start_tokens=9tok: give it in ba" in message(
         empty, *SMALLEST, *cooldown, "train_loader.masking_ratio_cooldown_start_tokens=9tok"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("mlm_probability=0.05", "train_loader.final_masking_ratio=0.1: must not exceed mlm_probability=0.05"),
+        ("train_loader.masking_cooldown_schedule_type=stair", "masking_ratio_step_size=None: stair needs it"),
+        (
+            "train_loader.masking_ratio_step_size=0.1",
+            "masking_ratio_step_size=0.1: stair needs it, linear does without",
+        ),
+    ],
+)
+def test_a_cooldown_that_makes_no_sense_is_said_in_the_keys_own_words(empty: str, override: str, words: str) -> None:
+    cooldown = ["train_loader.masking_ratio_cooldown_tokens=5ba", "train_loader.final_masking_ratio=0.1"]
+    load(empty, [*SMALLEST, *cooldown], 1)
+    assert words in message(empty, *SMALLEST, *cooldown, override)
+
+
+@pytest.mark.parametrize("step", ["0", "-0.1", "nan", "1.1"])
+def test_a_stair_has_a_height(empty: str, step: str) -> None:
+    cooldown = ["train_loader.masking_ratio_cooldown_tokens=5ba", "train_loader.final_masking_ratio=0.1"]
+    stair = [*cooldown, "train_loader.masking_cooldown_schedule_type=stair"]
+    load(empty, [*SMALLEST, *stair, "train_loader.masking_ratio_step_size=0.1"], 1)
+    assert "must lie above 0 and not above 1" in message(
+        empty, *SMALLEST, *stair, f"train_loader.masking_ratio_step_size={step}"
     )
 
 

@@ -1,5 +1,6 @@
 """Masks as a function of seed, epoch, document and position. The statistics are of fixed seeds."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,36 @@ def test_epochs_seeds_and_documents_have_masks_of_their_own() -> None:
     assert all((one == other).all() for one, other in zip(targets(7), masks[:4], strict=True))
 
 
+def test_a_document_that_was_carried_has_the_masks_of_the_epoch_it_was_read_in() -> None:
+    source = [[{"input_ids": [100 + number] * 40, "document": number} for number in range(3)]]
+
+    def masked(rows: int) -> Iterator[list[tuple[list[int], list[int], list[int]]]]:
+        packer = GreedyBestFitSequencePacker(
+            *(source, 3, 40, rows, 40, 4, PAD, MASK),
+            mask_prob=0.5,
+            tail=Tail.CARRY,
+            keyed_masking=KeyedMasking(7, VOCAB_SIZE, SPECIAL),
+        )
+        while True:
+            yield masked_documents(list(packer))
+
+    in_time = masked(rows=1)
+    first, second = next(in_time), next(in_time)
+    assert sorted(first) != sorted(second)
+    late = masked(rows=2)
+    early, carried = next(late), next(late)
+    assert (len(early), len(carried)) == (2, 4)
+    assert sorted(early + carried) == sorted(first + second)
+
+
+def test_a_lower_ratio_hides_some_of_what_a_higher_one_hides() -> None:
+    targets = []
+    for mask_prob in (0.1, 0.3, 0.9):
+        (batch,) = packed([1000], 1000, 1, mask_prob=mask_prob)
+        targets.append(set(torch.nonzero(batch["labels"][0] != IGNORE_INDEX).flatten().tolist()))
+    assert targets[0] < targets[1] < targets[2]
+
+
 @pytest.mark.parametrize("mask_prob", [0.15, 0.3, 1.0])
 def test_the_shares_are_eighty_ten_ten_and_words_are_drawn_from_the_whole_vocabulary(mask_prob: float) -> None:
     tokens = 1_000_000
@@ -140,6 +171,11 @@ def test_an_id_beyond_the_vocabulary_is_an_error_that_shows_it() -> None:
     )
     with pytest.raises(ValueError, match="the id 1000; vocab_size=1000"):
         list(packer)
+
+
+def test_a_mask_token_that_might_be_hidden_itself_is_an_error() -> None:
+    with pytest.raises(ValueError, match="mask_token_id=9 must be one of"):
+        GreedyBestFitSequencePacker([], 1, 4, 1, 4, 2, mask_token_id=9, keyed_masking=KeyedMasking(0, 50, SPECIAL))
 
 
 @pytest.mark.parametrize("number", [None, "a", 1.5, 2**64])

@@ -27,6 +27,7 @@ ORDER = [
     "attention",
     "model",
     "config",
+    "config_times",
     "config_file",
     "data",
     "data.documentation",

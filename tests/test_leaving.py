@@ -44,7 +44,8 @@ leave(2)
         ("raise OSError('disk')", 1, "OSError: disk"),
         ("raise KeyboardInterrupt", 1, "KeyboardInterrupt"),
         ("sys.exit(143)", 143, ""),
-        ("sys.exit('why')", 1, ""),
+        ("sys.exit('why')", 1, "why"),
+        ("sys.exit()", 0, ""),
     ],
 )
 def test_a_run_leaves_with_what_its_main_function_gives_or_shows_what_it_raises(

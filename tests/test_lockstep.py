@@ -100,9 +100,12 @@ def test_an_error_in_the_source_comes_out_behind_the_batches_before_it_and_there
         next(iter(batches))
 
 
-def test_nothing_comes_out_of_what_was_closed() -> None:
+@pytest.mark.parametrize("begun", [True, False])
+def test_nothing_comes_out_of_what_was_closed(begun: bool) -> None:
     batches = Lockstep(Numbered(5), prefetch=3)
-    next(iter(batches))
+    if begun:
+        next(iter(batches))
+    batches.close()
     batches.close()
     with pytest.raises(RuntimeError, match="there are no more batches"):
         next(iter(batches))

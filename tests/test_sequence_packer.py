@@ -336,6 +336,14 @@ def test_a_source_that_can_be_read_only_once_is_named_as_such_in_the_second_epoc
         list(packer)
 
 
+@pytest.mark.parametrize("tail", list(Tail))
+def test_so_it_is_whatever_becomes_of_the_tail(tail: Tail) -> None:
+    packer = GreedyBestFitSequencePacker((batch for batch in wrapped([[[1] * 4] * 4])), 4, 4, 2, 4, 5, tail=tail)
+    assert len(list(packer)) == 2
+    with pytest.raises(ValueError, match="it must be readable more than once"):
+        list(packer)
+
+
 def test_a_document_longer_than_a_row_is_an_error_that_shows_the_lengths() -> None:
     packer = GreedyBestFitSequencePacker(wrapped([[[1], [2] * 9]]), 2, 8, 1, 8, 3)
     with pytest.raises(ValueError, match=r"document of 9 tokens does not fit a row of 8 slots"):

@@ -141,7 +141,10 @@ def test_one_rank_is_enough(two_ranks: Done, cache: Path) -> None:
         ),
         (["yamls/pretrain.yaml", "max_seq_len=7"], "max_seq_len=7: must be at least 8"),
         (["yamls/pretrain.yaml", "device_train_microbatch_size=auto"], "device_train_microbatch_size=auto: "),
-        (["yamls/pretrain.yaml", "global_train_batch_size=9"], "global_train_batch_size=9: must be a multiple of 2"),
+        (
+            ["yamls/pretrain.yaml", "global_train_batch_size=9"],
+            "global_train_batch_size=9: must be a positive multiple of 2",
+        ),
         (["yamls/pretrain.yaml", "sequnce_packing=true"], "there is no key sequnce_packing"),
         (["yamls/pretrain.yaml", "precision=amp_bf16", "device=cpu"], "precision=amp_bf16: on the cpu it must be fp32"),
     ],
@@ -198,7 +201,7 @@ def test_the_launcher_reports_a_mistake_as_a_failure_and_shows_the_line() -> Non
     done = run(COMPOSER, "-n", "2", "train.py", "yamls/pretrain.yaml", "global_train_batch_size=18")
     assert done.code != 0
     shown = done.err + done.out  # where the launcher shows it, if the second rank came to it first
-    assert "global_train_batch_size=18: must be a multiple of 4, which is 2 ranks times" in shown
+    assert "global_train_batch_size=18: must be a positive multiple of 4, which is 2 ranks times" in shown
     assert "Traceback" not in shown
 
 
