@@ -67,7 +67,7 @@ class BufferedIterable(Generic[Item]):
             if thread is threading.current_thread():
                 raise RuntimeError("a source cannot close or iterate over the BufferedIterable that it feeds")
             queue.close()
-            thread.join()
+            _join(thread)
             if self._live is live:  # meanwhile another thread may have started anew
                 self._live = None
 
@@ -176,6 +176,12 @@ class _BufferedIterator(Iterator[Item]):
             self._owner.wait_seconds += time.perf_counter() - started
 
 
+def _join(thread: threading.Thread, timeout: float | None = None) -> None:
+    """Wait for a thread, unless its start failed or was interrupted: Python takes it for never started then."""
+    with contextlib.suppress(RuntimeError):
+        thread.join(timeout)
+
+
 _live_queues: "weakref.WeakKeyDictionary[threading.Thread, _Queue[Any]]" = weakref.WeakKeyDictionary()
 
 
@@ -185,7 +191,7 @@ def _end_threads_at_exit() -> None:
     for queue in list(_live_queues.values()):
         queue.close()
     for thread in list(_live_queues):
-        thread.join(timeout=1.0)
+        _join(thread, timeout=1.0)
 
 
 def _end_iterators_in_child() -> None:

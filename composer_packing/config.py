@@ -207,6 +207,10 @@ def check(config: TrainConfig, world_size: int) -> None:
         value = attrgetter(key)(config)
         if not least <= value < LARGEST:  # so that nan is refused too
             raise ConfigError(f"{key}={value}: must be at least {least} and below 2**32")
+    if config.seed + world_size > LARGEST:
+        raise ConfigError(
+            f"seed={config.seed}: {world_size} ranks add up to {world_size - 1}; stay below 2**32 with that"
+        )
     micro = config.device_train_microbatch_size
     for key in ("global_train_batch_size", "train_loader.batch_size_warmup_min_size"):
         size = attrgetter(key)(config)

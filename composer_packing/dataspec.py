@@ -13,6 +13,7 @@ from composer_packing.batch import (
     IGNORE_INDEX,
     Batch,
     get_num_samples_in_packed_batch,
+    get_num_targets_in_packed_batch,
     get_token_counts_in_packed_batch,
     split_packed_batch,
     with_counts,
@@ -134,6 +135,9 @@ def eval_batches(documents: DocumentDataset, config: TrainConfig, vocab_size: in
         documents: what all ranks share.
         config: the run.
         vocab_size: random words are drawn below it.
+
+    Raises:
+        ConfigError: there is no target to evaluate.
     """
     rank, world_size = dist.get_global_rank(), dist.get_world_size()
     share = range(rank, len(documents), world_size)
@@ -143,7 +147,14 @@ def eval_batches(documents: DocumentDataset, config: TrainConfig, vocab_size: in
     packer = _packer(source, config, config.eval_loader.mlm_probability, Tail.EMIT, masking)
     batches = list(packer)
     assert packer.seqs_emitted == len(share)
-    most = max(dist.all_gather_object(len(batches)))
+    targets = sum(get_num_targets_in_packed_batch(batch) for batch in batches)
+    ranks = dist.all_gather_object((len(batches), targets))
+    if not any(targets for _, targets in ranks):
+        raise ConfigError(
+            f"eval_loader.mlm_probability={config.eval_loader.mlm_probability}: no token of {len(documents)} "
+            f"held-out documents becomes a target; raise it, or give more of them"
+        )
+    most = max(count for count, _ in ranks)
     return batches + [_row_of_padding(config.row_len)] * (most - len(batches))
 
 

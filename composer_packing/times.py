@@ -8,6 +8,7 @@ int is a number of tokens.
 import math
 import numbers
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Union
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def duration_of(name: str, time: DurationLike, least: int = 0, max_duration: Dur
         name: what to call it in errors.
         time: the duration.
         least: smallest count that makes sense.
-        max_duration: length of the training, of which `dur` is a share; without it `dur` is an error.
+        max_duration: length of the training, of which `dur` is a share, rounded down; without it `dur` is an error.
 
     Raises:
         ValueError: anything else than a duration in the units above: empty, negative, not finite, in seconds or epochs.
@@ -65,6 +66,8 @@ def duration_of(name: str, time: DurationLike, least: int = 0, max_duration: Dur
         raise ValueError(f"{name}={time!r} must be a duration such as {wanted}")
     if duration.count < 0:
         raise ValueError(f"{name}={time!r} must not be negative")
+    if duration.count >= 2**63:
+        raise ValueError(f"{name}={time!r} is too long; it must be below 2**63 {UNITS[duration.unit]}")
     if duration.count < least:
         raise ValueError(f"{name}={time!r} comes to {duration}; it must be at least {least}{duration.unit}")
     return duration
@@ -86,5 +89,6 @@ def _parsed(time: DurationLike, max_duration: Duration | None) -> Duration | Non
     if parsed.unit.value in UNITS:
         return Duration(int(parsed.value), parsed.unit.value)
     if parsed.unit.value == "dur" and max_duration is not None and math.isfinite(parsed.value):
-        return Duration(round(parsed.value * max_duration.count), max_duration.unit)
+        share = Decimal(repr(float(parsed.value)))  # as it was written: 0.29 of 100 is 29, and two halves fit a whole
+        return Duration(math.floor(share * max_duration.count), max_duration.unit)
     return None

@@ -225,6 +225,21 @@ def test_a_source_that_ends_its_own_thread_is_an_error(mistake: Callable[[Buffer
         list(buffered)
 
 
+def test_a_thread_that_cannot_be_started_is_an_error_that_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_more_threads(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    buffered = BufferedIterable(Source(range(3)), 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_more_threads)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            iter(buffered)
+    buffered.close()
+    assert list(buffered) == [0, 1, 2]
+
+
 def test_a_new_iterator_retires_the_old_one_before_it_starts() -> None:
     source = Source(range(1000))
     buffered = BufferedIterable(source, 2)

@@ -210,6 +210,12 @@ def test_a_missing_key_is_named_with_the_way_to_set_it(empty: str) -> None:
     assert "max_duration is missing; set it in the file or as max_duration=VALUE" in message(empty)
 
 
+def test_the_largest_seed_leaves_room_for_the_ranks_which_add_their_number(empty: str) -> None:
+    load(empty, [*SMALLEST, "seed=4294967295"], 1)
+    load(empty, [*SMALLEST, "seed=4294967294"], 2)
+    assert "seed=4294967295: 2 ranks add up to 1" in message(empty, *SMALLEST, "seed=4294967295", world_size=2)
+
+
 def test_batches_must_divide_by_ranks_and_rows(empty: str) -> None:
     load(empty, SMALLEST, 4)
     assert "multiple of 16, which is 8 ranks times device_train_microbatch_size=2" in message(

@@ -12,7 +12,7 @@ from composer.loggers import InMemoryLogger
 from composer_packing.batch import COUNTS, IGNORE_INDEX, check, split_packed_batch
 from composer_packing.callbacks import IntervalConsoleLogger, PackingMonitor
 from composer_packing.composer_model import PackedMaskedLM
-from composer_packing.config import ConfigError, TrainConfig, TrainLoaderConfig
+from composer_packing.config import ConfigError, EvalLoaderConfig, TrainConfig, TrainLoaderConfig
 from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID
 from composer_packing.data.dataset import DocumentDataset
 from composer_packing.dataspec import eval_batches, packed_dataspec, train_batches
@@ -86,16 +86,25 @@ def test_reading_leaves_the_global_random_numbers_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 700])
+@pytest.mark.parametrize("count", [1, 2, 700])
 @pytest.mark.parametrize("micro", [1, 2, 4])
 def test_evaluation_has_every_document_once_and_only_its_last_batch_has_fewer_rows(count: int, micro: int) -> None:
     documents = documents_of(count)
-    batches = eval_batches(documents, config_of(device_train_microbatch_size=micro), VOCAB_SIZE)
+    config = config_of(device_train_microbatch_size=micro, eval_loader=EvalLoaderConfig(0.5))
+    batches = eval_batches(documents, config, VOCAB_SIZE)
     rows = [len(batch["input_ids"]) for batch in batches]
     assert all(number == 8 // micro for number in rows[:-1])
     assert all(0 < number <= 8 // micro for number in rows)
     found = originals(batches)
     assert sorted(found) == sorted(documents[index]["input_ids"].tolist() for index in range(len(documents)))
+
+
+@pytest.mark.parametrize(("count", "ratio"), [(0, 0.15), (60, 1e-9)])
+def test_an_evaluation_without_any_target_is_refused(count: int, ratio: float) -> None:
+    config = config_of(eval_loader=EvalLoaderConfig(ratio))
+    pieces = len(documents_of(count))
+    with pytest.raises(ConfigError, match=f"eval_loader.mlm_probability={ratio}: no token of {pieces} held-out"):
+        eval_batches(documents_of(count), config, VOCAB_SIZE)
 
 
 def test_evaluation_masks_follow_neither_the_seed_of_the_run_nor_the_shape_of_its_rows() -> None:

@@ -33,7 +33,9 @@ def test_ranks_share_tokens_and_documents_so_that_all_of_them_are_seen_and_batch
 def test_a_share_of_the_training_is_in_its_unit(unit: str) -> None:
     whole = Duration(2000, unit)
     assert duration_of("warmup", "0.1dur", max_duration=whole) == Duration(200, unit)
-    assert duration_of("warmup", "0.7dur", max_duration=Duration(10, unit)) == Duration(7, unit), "rounded, not up to 8"
+    assert duration_of("warmup", "0.7dur", max_duration=Duration(10, unit)) == Duration(7, unit)
+    assert duration_of("warmup", "0.29dur", max_duration=Duration(100, unit)) == Duration(29, unit), "as written"
+    assert duration_of("warmup", "0.5dur", max_duration=Duration(7, unit)) == Duration(3, unit), "two halves fit"
     assert duration_of("warmup", Time(0.25, "dur"), max_duration=whole) == Duration(500, unit)
     assert duration_of("warmup", "5ba", max_duration=whole) == Duration(5, "ba")
 
@@ -60,6 +62,13 @@ def test_a_share_of_an_unknown_length_is_an_error_that_does_not_ask_for_one() ->
 def test_what_comes_to_too_little_is_an_error_that_shows_both() -> None:
     with pytest.raises(ValueError, match=r"interval='0\.001dur' comes to 0ba; it must be at least 1ba"):
         duration_of("interval", "0.001dur", least=1, max_duration=Duration(100, "ba"))
+
+
+@pytest.mark.parametrize("time", ["1e308dur", "1e30tok", 2**63])
+def test_what_no_counter_can_hold_is_an_error_that_shows_it(time: Any) -> None:
+    with pytest.raises(ValueError, match=r"it must be below 2\*\*63 tokens") as error:
+        duration_of("interval", time, max_duration=Duration(1000, "tok"))
+    assert f"interval={time!r} is too long" in str(error.value)
 
 
 def test_no_ranks_are_an_error() -> None:
