@@ -170,7 +170,6 @@ def test_a_record_one_rank_cannot_read_ends_both_with_the_error(two_ranks: Done,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_ctrl_c_ends_the_launcher_and_its_ranks_while_they_train(two_ranks: Done, cache: Path) -> None:
     assert two_ranks.code == 0
     command = [COMPOSER, "-n", "2", "train.py", "yamls/pretrain.yaml", "progress_bar=false", "log_to_console=true"]
