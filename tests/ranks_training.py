@@ -84,16 +84,12 @@ def step(model: PackedMaskedLM, share: list[Document], row_len: int, on_tokens: 
     model = copy.deepcopy(model)
     batches = Lockstep(packer_of(share, row_len), prefetch=1)
     gradients = Gradients()
-    trainer = Trainer(
-        model=model,
-        train_dataloader=packed_dataspec(batches),
-        optimizers=torch.optim.SGD(model.parameters(), lr=0.0),
-        max_duration="1ba",
-        accumulate_train_batch_on_tokens=on_tokens,
-        device_train_microbatch_size=1,
-        device="cpu",
-        progress_bar=False,
+    trainer = trainer_of(
+        config_of(max_duration="1ba"),
+        batches,
+        model,
         callbacks=[gradients],
+        accumulate_train_batch_on_tokens=on_tokens,
     )
     trainer.fit()
     batches.close()

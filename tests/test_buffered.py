@@ -14,13 +14,7 @@ import pytest
 
 from composer_packing import BufferedIterable, GreedyBestFitSequencePacker
 
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    gc.collect()
-    assert set(threading.enumerate()) == before
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 class Source:

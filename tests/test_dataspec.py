@@ -118,16 +118,16 @@ def test_evaluation_masks_follow_neither_the_seed_of_the_run_nor_the_shape_of_it
 
 
 def trainer_of(config: TrainConfig, batches: Lockstep, model: PackedMaskedLM, **more: Any) -> Trainer:
+    settings = {"accumulate_train_batch_on_tokens": True} | more
     return Trainer(
         model=model,
         train_dataloader=packed_dataspec(batches),
         optimizers=torch.optim.SGD(model.parameters(), lr=1.0),
         max_duration=config.max_duration,
-        accumulate_train_batch_on_tokens=True,
         device_train_microbatch_size=1,
         device="cpu",
         progress_bar=False,
-        **more,
+        **settings,
     )
 
 

@@ -10,13 +10,7 @@ import torch
 from composer_packing.batch import Batch
 from composer_packing.lockstep import PATIENCE, Lockstep
 
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    gc.collect()
-    assert set(threading.enumerate()) == before
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 class Numbered:
@@ -117,9 +111,10 @@ def test_what_is_forgotten_without_being_closed_leaves_no_thread() -> None:
         break
     del batches
     gc.collect()
-    for thread in threading.enumerate():
-        if thread.name.startswith("composer_packing"):
-            thread.join(10)
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("composer_packing")]
+    for thread in threads:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_documents_that_never_fill_a_batch_are_an_error_not_an_endless_loop() -> None:
