@@ -145,7 +145,7 @@ def eval_batches(documents: DocumentDataset, config: TrainConfig, vocab_size: in
     source = [documents.__getitems__(share[at : at + step]) for at in range(0, len(share), step)]
     masking = KeyedMasking(EVAL_SEED, vocab_size, SPECIAL_TOKEN_IDS)
     packer = _packer(source, config, config.eval_loader.mlm_probability, Tail.EMIT, masking)
-    batches = list(packer)
+    batches = [with_counts(batch) for batch in packer]  # once, not at every evaluation
     assert packer.seqs_emitted == len(share)
     targets = sum(get_num_targets_in_packed_batch(batch) for batch in batches)
     ranks = dist.all_gather_object((len(batches), targets))
@@ -155,7 +155,7 @@ def eval_batches(documents: DocumentDataset, config: TrainConfig, vocab_size: in
             f"held-out documents becomes a target; raise it, or give more of them"
         )
     most = max(count for count, _ in ranks)
-    return batches + [_row_of_padding(config.row_len)] * (most - len(batches))
+    return batches + [with_counts(_row_of_padding(config.row_len))] * (most - len(batches))
 
 
 def _packer(

@@ -85,7 +85,8 @@ class WaitingBuffer:
             TypeError: the source batch, a document or its number is something else.
             ValueError: an id is negative or beyond int64.
         """
-        documents = _input_ids(source_batch)
+        present = _not_empty(source_batch)
+        documents = [document["input_ids"] for document in present]
         if not documents:
             return 0
         lengths = np.fromiter(map(len, documents), np.int64, len(documents))
@@ -99,7 +100,7 @@ class WaitingBuffer:
             raise ValueError(f"token ids must lie between 0 and 2**63 - 1; got {new.min()}")
         self.starts = np.concatenate([self.starts, self._end + np.cumsum(lengths) - lengths])
         self.lengths = np.concatenate([self.lengths, lengths])
-        self.numbers = np.concatenate([self.numbers, self._numbers(source_batch, len(documents))])
+        self.numbers = np.concatenate([self.numbers, self._numbers(present)])
         self.epochs = np.concatenate([self.epochs, np.full(len(documents), epoch)])
         self._end += total
         return len(documents)
@@ -116,17 +117,16 @@ class WaitingBuffer:
             self.starts = np.cumsum(self.lengths) - self.lengths
             self._end = waiting_tokens
 
-    def _numbers(self, source_batch: SourceBatch, count: int) -> NDArray[np.int64]:
-        """Numbers of the documents that are not empty."""
+    def _numbers(self, documents: SourceBatch) -> NDArray[np.int64]:
         if not self._numbered:
-            return np.zeros(count, np.int64)
+            return np.zeros(len(documents), np.int64)
         try:
-            numbers = [document["document"] for document in source_batch if len(document["input_ids"])]
-            return np.fromiter(map(operator.index, numbers), np.int64, count)
+            numbers = (operator.index(document["document"]) for document in documents)
+            return np.fromiter(numbers, np.int64, len(documents))
         except (TypeError, KeyError, OverflowError) as error:
             raise TypeError(
                 f"keyed masks need the number of each document, as {{'input_ids': ids, 'document': number}}; "
-                f"got {str(source_batch)[:80]}"
+                f"got {str(documents)[:80]}"
             ) from error
 
     def _make_room(self, tokens: int) -> None:
@@ -151,10 +151,10 @@ def _gathered(
     return gathered
 
 
-def _input_ids(source_batch: SourceBatch) -> list[Any]:
-    """Ids of the documents that are not empty."""
+def _not_empty(source_batch: SourceBatch) -> SourceBatch:
+    """The documents that have tokens."""
     try:
-        return [ids for document in source_batch if len(ids := document["input_ids"])]
+        return [document for document in source_batch if len(document["input_ids"])]
     except (TypeError, KeyError, IndexError) as error:
         raise TypeError(
             f"a source batch must be a list of {{'input_ids': ids}}, one per document; "

@@ -26,19 +26,18 @@ class ShareSampler(DistributedSampler[int]):
 
     def __init__(self, documents: Sized, num_replicas: int, rank: int, seed: int) -> None:
         super().__init__(documents, num_replicas, rank, seed=seed)  # type: ignore[arg-type]
+        self._count = len(documents)
 
     def __iter__(self) -> Iterator[int]:
         """Numbers of this rank's documents in this epoch."""
-        count = len(self.dataset)  # type: ignore[arg-type]
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(count)
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(self._count)
         return iter(order[self._first() :: self.num_replicas].tolist())
 
     def __len__(self) -> int:
         """How many they are."""
-        count = len(self.dataset)  # type: ignore[arg-type]
-        return len(range(self._first(), count, self.num_replicas))
+        return len(range(self._first(), self._count, self.num_replicas))
 
     def _first(self) -> int:
         """Place in the epoch's order of this rank's first document."""
-        dealt_before = self.epoch * len(self.dataset)  # type: ignore[arg-type]
+        dealt_before = self.epoch * self._count
         return (self.rank - dealt_before) % self.num_replicas
