@@ -25,8 +25,9 @@ check: $(VENV)/installed-test
 	$(BIN)/mypy
 
 benchmark: $(VENV)/installed-test
-	$(BIN)/python benchmarks/packing.py
-	$(BIN)/python benchmarks/waiting_for_items.py
+	for script in packing order interference memory start waiting_for_items; do \
+	  $(BIN)/python benchmarks/$$script.py || exit 1; \
+	done
 
 # Needs uv; the result is for every supported Python at once.
 constraints:
@@ -39,7 +40,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13) and \
 	  f'Python {sys.version.split()[0]} will not do: give one of 3.10 to 3.12, as in make PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[train]"
 	touch $@
 
 $(VENV)/installed-test: $(VENV)/installed

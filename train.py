@@ -49,13 +49,13 @@ def train(config: TrainConfig) -> None:
     corpus = open_corpus(config)
     train_documents = DocumentDataset(*corpus.split("train"), config.max_seq_len)
     eval_documents = DocumentDataset(*corpus.split("val"), config.max_seq_len)
-    batches = train_batches(train_documents, config, corpus.vocab_size)
+    batches = train_batches(train_documents, config, corpus.vocab_size, pin_memory=device.name == "gpu")
     held_out = packed_dataspec(eval_batches(eval_documents, config, corpus.vocab_size))
     model = PackedMaskedLM(config.model)
     monitor = PackingMonitor(batches, config.mlm_probability)
     trainer = Trainer(
         model=model,
-        train_dataloader=packed_dataspec(batches, pin_memory=device.name == "gpu"),
+        train_dataloader=packed_dataspec(batches),
         eval_dataloader=Evaluator(label="eval", dataloader=held_out),
         optimizers=DecoupledAdamW(parameter_groups(model, config.optimizer.weight_decay), **vars(config.optimizer)),
         schedulers=WarmupStableDecayScheduler(**vars(config.scheduler)),

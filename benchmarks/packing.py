@@ -3,27 +3,39 @@
 Everything is measured in one process, in turns, and given as medians; on a shared machine only the ratios
 mean something. Run it as `make benchmark`. The contestants:
 
-- ours: `GreedyBestFitSequencePacker`, from int64 arrays and from Python lists.
-- plain: the same batches by numpy, one document at a time with a compiled best fit.
-- floor: writing the three int64 output arrays and nothing else.
+- ours: best fit with keyed masks, as a run from a YAML file has them, from flat source batches (uint16), from int64
+  arrays, and from Python lists. Besides, from flat source batches: by subset sum, and with the published masks.
+- plain: the published batches by numpy, one document at a time with a compiled best fit, from arrays and from lists.
+- floor: writing three int64 arrays of the batch's shape and nothing else.
+- packing alone, without masks: both of our strategies from flat source batches, as they come, and TRL's best-fit
+  decreasing, in memory, on the documents of as many batches (if it is there: `pip install trl datasets`). It packs
+  1,000 documents at a time and pads nothing.
 """
 
+import importlib
 import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing import GreedyBestFitSequencePacker, find_best_fit
-from composer_packing.waiting import SourceBatch
+from composer_packing import (
+    FlatSourceBatch,
+    GreedyBestFitSequencePacker,
+    KeyedMasking,
+    SequencePacker,
+    SubsetSumSequencePacker,
+    find_best_fit,
+)
+from composer_packing.source_batch import SourceBatch
 
-BATCHES, ROUNDS = 12, 7
-VOCAB_SIZE, MASK, PAD, IGNORE = 50_000, 4, 0, -100
+WARMUP_BATCHES, BATCHES, ROUNDS = 40, 12, 15
+SOURCE_BATCHES = 48
+VOCAB_SIZE, MASK, PAD, IGNORE, MASK_PROB = 50_000, 4, 0, -100, 0.3
 
 
 class Workload(NamedTuple):
@@ -38,9 +50,9 @@ class Workload(NamedTuple):
     rows: int
 
     def documents(self) -> list[NDArray[np.int64]]:
-        """Enough documents for all batches of a round and the buffer."""
+        """As many as fill `SOURCE_BATCHES` batches."""
         rng = np.random.default_rng(0)
-        tokens = 2 * (BATCHES + 12) * self.row_len * self.rows
+        tokens = SOURCE_BATCHES * self.row_len * self.rows
         lengths = rng.lognormal(self.mean, self.deviation, tokens // self.shortest)
         lengths = np.clip(lengths, self.shortest, self.longest).astype(np.int64)
         lengths = lengths[: np.searchsorted(lengths.cumsum(), tokens)]
@@ -54,33 +66,56 @@ WORKLOADS = (
 )
 
 
-def ours(batches: list[SourceBatch], size: int, workload: Workload) -> Iterator[NDArray[np.int64]]:
+class Endless:
+    """The same source batches over and over."""
+
+    def __init__(self, batches: list[SourceBatch]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[SourceBatch]:
+        return itertools.cycle(self.batches)
+
+
+def ours(strategy: type[SequencePacker], keyed: bool, source: Endless, size: int, workload: Workload) -> Iterator[Any]:
     """Attention masks of our packer's batches."""
-    packer = GreedyBestFitSequencePacker(
-        batches, size, workload.longest, workload.rows, workload.row_len, 10 * size, PAD, MASK
+    masking = KeyedMasking(17, VOCAB_SIZE, range(5)) if keyed else None
+    packer = strategy(
+        *(source, size, workload.longest, workload.rows, workload.row_len, 10 * size, PAD, MASK),
+        mask_prob=MASK_PROB,
+        keyed_masking=masking,
     )
     for batch in packer:
         yield batch["attention_mask"].numpy()
 
 
-def plain(batches: list[SourceBatch], size: int, workload: Workload) -> Iterator[NDArray[np.int64]]:
-    """Attention masks of the same batches, made without our kernels."""
-    rows, row_len, buffer_size = workload.rows, workload.row_len, 10 * size
-    rng = np.random.default_rng(42)
+def plain(source: Endless, size: int, workload: Workload) -> Iterator[Any]:
+    """Attention masks of the published batches, made without our kernels."""
+    for batch in plain_batches(source, size, workload.rows, workload.row_len, 10 * size):
+        yield batch["attention_mask"]
+
+
+def plain_batches(
+    source: Iterable[Any], size: int, rows: int, row_len: int, buffer_size: int, seed: int = 42
+) -> Iterator[dict[str, Any]]:
+    """The published batches, one document at a time."""
+    rng = np.random.default_rng(seed)
     waiting: deque[NDArray[np.int64]] = deque()
-    reader = iter(batches)
+    reader = iter(source)
     while True:
         ids = np.full((rows, row_len), PAD, np.int64)
+        real = np.zeros((rows, row_len), np.int64)
         room = np.full(rows, row_len)
+        cu_seqlens: list[list[int]] = [[0] for _ in range(rows)]
+        max_seqlen = [0] * rows
         skipped: list[NDArray[np.int64]] = []
         while True:
             if not waiting:
                 limit = buffer_size - len(skipped)
                 while buffer_size - len(waiting) > size and len(waiting) + size <= limit:
-                    batch = next(reader, [])
-                    if not batch:
+                    documents = next(reader, None)
+                    if documents is None:
                         break
-                    waiting.extend(np.asarray(document["input_ids"]) for document in batch)
+                    waiting.extend(np.asarray(document["input_ids"]) for document in documents)
                 if not waiting:
                     break
             document = waiting.popleft()
@@ -88,22 +123,34 @@ def plain(batches: list[SourceBatch], size: int, workload: Workload) -> Iterator
             if row < 0:
                 skipped.append(document)
                 continue
-            at = row_len - room[row]
-            ids[row, at : at + len(document)] = document
+            start = row_len - int(room[row])
+            end = start + len(document)
+            ids[row, start:end] = document
+            real[row, start:end] = 1
             room[row] -= len(document)
+            cu_seqlens[row].append(end)
+            max_seqlen[row] = max(max_seqlen[row], len(document))
         waiting.extendleft(skipped)
         if (room == row_len).any():
             return
-        real = (np.arange(row_len) < (row_len - room)[:, None]).astype(np.int64)
+        for row in np.flatnonzero(room).tolist():
+            cu_seqlens[row].append(row_len)
+            max_seqlen[row] = max(max_seqlen[row], int(room[row]))
         draw = rng.random(ids.shape)
-        np.where((draw < 0.3) & (real == 1), ids, IGNORE)
-        ids = np.where(draw < 0.24, MASK, ids)
+        labels = np.where((draw < MASK_PROB) & (real == 1), ids, IGNORE)
+        ids = np.where(draw < MASK_PROB * 0.8, MASK, ids)
         words = rng.integers(0, ids.max() + 1, ids.shape)
-        np.where((draw >= 0.24) & (draw < 0.27), words, ids)
-        yield real
+        ids = np.where((draw >= MASK_PROB * 0.8) & (draw < MASK_PROB * 0.9), words, ids)
+        yield {
+            "input_ids": ids,
+            "labels": labels,
+            "attention_mask": real,
+            "cu_seqlens": [np.array(row, np.int32) for row in cu_seqlens],
+            "max_seqlen": max_seqlen,
+        }
 
 
-def floor(workload: Workload) -> Iterator[NDArray[np.int64]]:
+def floor(workload: Workload) -> Iterator[Any]:
     """Three arrays of the batch's shape, written once."""
     while True:
         ids, labels, real = (np.full((workload.rows, workload.row_len), number) for number in (5, IGNORE, 1))
@@ -111,34 +158,130 @@ def floor(workload: Workload) -> Iterator[NDArray[np.int64]]:
         yield real
 
 
-def nanoseconds_per_token(masks: Iterator[NDArray[np.int64]]) -> float:
-    """Over `BATCHES` batches, after one to warm up."""
-    next(masks)
+def nanoseconds_per_token(masks: Iterator[Any]) -> float:
+    """Over the next `BATCHES` batches."""
     started = time.perf_counter_ns()
     taken = list(itertools.islice(masks, BATCHES))
     spent = time.perf_counter_ns() - started
     return spent / sum(int(mask.sum()) for mask in taken)
 
 
-def main() -> None:
+def sources(workload: Workload) -> tuple[int, dict[str, list[SourceBatch]]]:
+    """Documents per source batch, and the same source batches in each form."""
+    documents = workload.documents()
+    size = len(documents) // SOURCE_BATCHES
+    batches = [documents[at : at + size] for at in range(0, len(documents), size)]
+    lengths = [np.array([len(document) for document in batch]) for batch in batches]
+    numbers = [np.arange(size * i, size * i + len(batch)) for i, batch in enumerate(batches)]
+    return size, {
+        "flat": [
+            FlatSourceBatch(np.concatenate(batch).astype(np.uint16), *more)
+            for batch, *more in zip(batches, lengths, numbers, strict=True)
+        ],
+        "arrays": [
+            [{"input_ids": ids, "document": number} for ids, number in zip(batch, of.tolist(), strict=True)]
+            for batch, of in zip(batches, numbers, strict=True)
+        ],
+        "lists": [
+            [{"input_ids": ids.tolist(), "document": number} for ids, number in zip(batch, of.tolist(), strict=True)]
+            for batch, of in zip(batches, numbers, strict=True)
+        ],
+    }
+
+
+def packing_alone(strategy: type[SequencePacker], source: Endless, size: int, workload: Workload) -> Callable[[], Any]:
+    """A function that packs `BATCHES` batches and gives the tokens in them and the rows."""
+    shape = workload.rows, workload.row_len
+    packer = strategy(*(source, size, workload.longest, *shape, 10 * size, PAD, MASK), suppress_masking=True)
+    batches = iter(packer)
+
+    def pack() -> tuple[int, int]:
+        before = packer.token_account.emitted
+        for _ in itertools.islice(batches, BATCHES):
+            pass
+        return packer.token_account.emitted - before, BATCHES * workload.rows
+
+    return pack
+
+
+def trl_alone(workload: Workload) -> Callable[[], Any] | None:
+    """The same by TRL, from the documents of `BATCHES` batches; None where it is not installed."""
+    try:
+        datasets, trl = (importlib.import_module(name) for name in ("datasets", "trl"))
+        pack_dataset = trl.pack_dataset
+    except ImportError as error:
+        print(f"TRL is not compared with: {error}")
+        return None
+    datasets.disable_caching()
+    datasets.disable_progress_bars()
+    documents = workload.documents()
+    ends = np.cumsum([len(document) for document in documents])
+    count = int(np.searchsorted(ends, BATCHES * workload.rows * workload.row_len, "right"))
+    dataset = datasets.Dataset.from_dict({"input_ids": documents[:count]})
+
+    def pack() -> tuple[int, int]:
+        packed = pack_dataset(dataset, workload.row_len, "bfd", {"keep_in_memory": True, "load_from_cache_file": False})
+        return int(ends[count - 1]), len(packed)
+
+    return pack
+
+
+def compare_packing_alone(source: Endless, size: int, workload: Workload) -> None:
     """Print a table."""
-    columns = ("ours, arrays", "ours, lists", "plain, arrays", "plain, lists", "floor", "efficiency")
-    print(" " * 18 + "".join(f"{column:>14}" for column in columns))
+    contestants = {
+        "ours, best fit": packing_alone(GreedyBestFitSequencePacker, source, size, workload),
+        "ours, subset sum": packing_alone(SubsetSumSequencePacker, source, size, workload),
+    }
+    trl = trl_alone(workload)
+    if trl is not None:
+        contestants["TRL, best-fit decreasing"] = trl
+    took: dict[str, list[float]] = {name: [] for name in contestants}
+    efficiency: dict[str, float] = {}
+    for pack in contestants.values():
+        pack()
+    for _ in range(ROUNDS):
+        for name, pack in contestants.items():
+            started = time.perf_counter_ns()
+            tokens, rows = pack()
+            took[name].append((time.perf_counter_ns() - started) / tokens)
+            efficiency[name] = tokens / (rows * workload.row_len)
+    print(f"{'  packing alone':28}ns/token     TRL x   efficiency")
+    medians = {name: statistics.median(times) for name, times in took.items()}
+    for name, nanoseconds in medians.items():
+        against = medians.get("TRL, best-fit decreasing", float("nan")) / nanoseconds
+        print(f"    {name:25}{nanoseconds:7.2f}{against:10.2f}{efficiency[name]:13.4f}")
+
+
+def main() -> None:
+    """Print tables."""
+    best_fit, subset_sum = GreedyBestFitSequencePacker, SubsetSumSequencePacker
     for workload in WORKLOADS:
-        arrays = [{"input_ids": document} for document in workload.documents()]
-        lists = [{"input_ids": document["input_ids"].tolist()} for document in arrays]
-        size = len(arrays) // (2 * (BATCHES + 12))
-        sources: list[list[SourceBatch]] = [
-            [kind[at : at + size] for at in range(0, len(kind), size)] for kind in (arrays, lists)
-        ]
-        contestants: list[Callable[[], Any]] = [
-            *(partial(contestant, source, size, workload) for contestant in (ours, plain) for source in sources),
-            partial(floor, workload),
-        ]
-        times = [[nanoseconds_per_token(contestant()) for contestant in contestants] for _ in range(ROUNDS)]
-        efficiency = np.mean([mask.mean() for mask in itertools.islice(ours(sources[0], size, workload), BATCHES)])
-        medians = [statistics.median(column) for column in zip(*times, strict=True)]
-        print(f"{workload.name:18}" + "".join(f"{median:14.2f}" for median in medians) + f"{efficiency:14.4f}")
+        size, forms = sources(workload)
+        flat, arrays, lists = (Endless(forms[form]) for form in ("flat", "arrays", "lists"))
+        contestants = {
+            "floor": floor(workload),
+            "plain, arrays": plain(arrays, size, workload),
+            "plain, lists": plain(lists, size, workload),
+            "ours, flat": ours(best_fit, True, flat, size, workload),
+            "ours, arrays": ours(best_fit, True, arrays, size, workload),
+            "ours, lists": ours(best_fit, True, lists, size, workload),
+            "ours, subset sum": ours(subset_sum, True, flat, size, workload),
+            "ours, published masks": ours(best_fit, False, flat, size, workload),
+        }
+        efficiency = {
+            name: np.mean([mask.mean() for mask in itertools.islice(masks, WARMUP_BATCHES)])
+            for name, masks in contestants.items()
+        }
+        rounds = [[nanoseconds_per_token(masks) for masks in contestants.values()] for _ in range(ROUNDS)]
+        took = dict(zip(contestants, map(statistics.median, zip(*rounds, strict=True)), strict=True))
+        print(f"{workload.name:24}ns/token  x floor  plain x   efficiency")
+        for name, nanoseconds in took.items():
+            against = took["plain, lists" if "lists" in name else "plain, arrays"]
+            print(
+                f"  {name:22}{nanoseconds:8.2f}{nanoseconds / took['floor']:9.2f}{against / nanoseconds:9.2f}", end=""
+            )
+            print(f"{efficiency[name]:13.4f}" if name != "floor" else "")
+        compare_packing_alone(flat, size, workload)
 
 
 if __name__ == "__main__":

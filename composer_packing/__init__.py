@@ -8,9 +8,9 @@ Four padded sequences, and the same documents packed::
     cc..............
     ddddddddd.......
 
-`GreedyBestFitSequencePacker` packs and masks, `BufferedIterable` does so on a background thread, `Lockstep` on
-several ranks that end their epochs together; `split_packed_batch` and the counting functions tell Composer
-what a batch holds.
+`GreedyBestFitSequencePacker` and `SubsetSumSequencePacker` pack and mask, `BufferedIterable` does so on a
+background thread, `Lockstep` on several ranks that end their epochs together; `split_packed_batch` and the counting
+functions tell Composer what a batch holds.
 """
 
 from composer_packing.batch import (
@@ -24,24 +24,33 @@ from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.lockstep import Lockstep
 from composer_packing.masking import mlm_masking
 from composer_packing.packing import find_best_fit
+from composer_packing.policies import OverLong, Tail
 from composer_packing.schedules import (
     BatchSizeWarmupScheduler,
     MaskingRatioCooldownScheduler,
     MaskingSchedule,
 )
-from composer_packing.sequence_packer import SequencePacker, Tail
+from composer_packing.sequence_packer import SequencePacker
+from composer_packing.source_batch import FlatSourceBatch, flat_source_batch
+from composer_packing.subset_sum_packer import SubsetSumSequencePacker
+from composer_packing.waiting import TokenAccount
 
 __all__ = [
     "BatchSizeWarmupScheduler",
     "BufferedIterable",
+    "FlatSourceBatch",
     "GreedyBestFitSequencePacker",
     "KeyedMasking",
     "Lockstep",
     "MaskingRatioCooldownScheduler",
     "MaskingSchedule",
+    "OverLong",
     "SequencePacker",
+    "SubsetSumSequencePacker",
     "Tail",
+    "TokenAccount",
     "find_best_fit",
+    "flat_source_batch",
     "get_num_samples_in_packed_batch",
     "get_num_tokens_in_packed_batch",
     "mlm_masking",

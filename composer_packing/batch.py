@@ -12,11 +12,15 @@ num_tokens              list of int, if counted: real tokens        int
 num_targets             list of int, if counted: targets            int
 num_documents           list of int, if counted: documents          int
 loss_weight             list of int, in a step without targets: 1   int
+longest_wait_batches    int, if known: of its documents
+displacement_documents  int, if known: sum over its documents
 ======================  ==========================================  ===========================
 
 Without masking `labels` is None and `attention_mask` is missing. The padding at the end of a row is one
 more segment of `cu_seqlens`, never a document. The counts are plain ints, so that nothing has to be
-counted on the device. docs/what_a_packed_batch_weighs.md says what they are for.
+counted on the device; docs/what_a_packed_batch_weighs.md says what they are for. A document has waited for the
+batches that were packed since it was read, and its displacement is how many places it has moved from reading order:
+large figures would be a curriculum that nobody asked for.
 """
 
 from typing import Any

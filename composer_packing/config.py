@@ -10,6 +10,7 @@ from operator import attrgetter
 from omegaconf import MISSING
 
 from composer_packing.model import ModernBertConfig
+from composer_packing.policies import PackingStrategy
 from composer_packing.schedules import MaskingSchedule
 
 SHORTEST_SEQ_LEN = 8
@@ -47,6 +48,7 @@ class TrainLoaderConfig:
     """Packing of the training documents.
 
     Attributes:
+        packing_strategy: subset_sum, or best_fit as published.
         packing_buffer_size: documents that may wait for a row, per rank; null for ten batches.
         packing_prefetch_factor: packed batches kept ready by the background thread.
         batch_size_warmup_min_size: global batch size at the start, in sequences; null for no warmup.
@@ -58,6 +60,7 @@ class TrainLoaderConfig:
         masking_ratio_step_size: height of a stair.
     """
 
+    packing_strategy: str = "subset_sum"
     packing_buffer_size: int | None = None
     packing_prefetch_factor: int = 5
     batch_size_warmup_min_size: int | None = None
@@ -236,6 +239,10 @@ def check(config: TrainConfig, world_size: int) -> None:
         ratio = attrgetter(key)(config)
         if ratio is not None and not 0 < ratio <= 1:
             raise ConfigError(f"{key}={ratio}: must lie above 0, or there is nothing to learn, and not above 1")
+    if config.train_loader.packing_strategy not in tuple(PackingStrategy):
+        raise ConfigError(
+            f"train_loader.packing_strategy={config.train_loader.packing_strategy}: must be subset_sum or best_fit"
+        )
     _check_schedules(config)
     if config.model.vocab_size < config.data.vocab_size:
         raise ConfigError(

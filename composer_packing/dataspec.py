@@ -1,6 +1,6 @@
 """Packed batches as Composer takes them: a `DataSpec` for training and one for evaluation."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,20 @@ from composer_packing.batch import (
 from composer_packing.best_fit_packer import GreedyBestFitSequencePacker
 from composer_packing.config import ConfigError, TrainConfig
 from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID, SPECIAL_TOKEN_IDS, Corpus, open_or_build
-from composer_packing.data.dataset import Document, DocumentDataset
+from composer_packing.data.dataset import DocumentDataset
 from composer_packing.data.sampler import ShareSampler
 from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.lockstep import Lockstep
-from composer_packing.sequence_packer import Tail
-from composer_packing.waiting import SourceBatch
+from composer_packing.policies import PackingStrategy, Tail
+from composer_packing.sequence_packer import SequencePacker
+from composer_packing.source_batch import FlatSourceBatch, SourceBatch
+from composer_packing.subset_sum_packer import SubsetSumSequencePacker
+
+PACKERS: dict[PackingStrategy, type[SequencePacker]] = {
+    PackingStrategy.BEST_FIT: GreedyBestFitSequencePacker,
+    PackingStrategy.SUBSET_SUM: SubsetSumSequencePacker,
+}
+"""The packer of each strategy."""
 
 EVAL_SEED = 0
 """Evaluation masks do not follow the seed of a run, so that runs compare."""
@@ -46,7 +54,7 @@ class PackedDataset(IterableDataset[Batch]):
         return len(self.batches)  # type: ignore[arg-type]
 
 
-def packed_dataspec(batches: Iterable[Batch], pin_memory: bool = False) -> DataSpec:
+def packed_dataspec(batches: Iterable[Batch]) -> DataSpec:
     """A `DataSpec` that splits batches into rows and counts real tokens, documents and targets.
 
     The device only ever sees counts that were taken on the host, as plain ints.
@@ -54,9 +62,8 @@ def packed_dataspec(batches: Iterable[Batch], pin_memory: bool = False) -> DataS
     Args:
         batches: gives packed batches with `attention_mask`, an epoch of them at every `iter()`. A step in which no
             rank has a target is an error in Composer, unless a `Lockstep` gives the batches.
-        pin_memory: hand batches over in pinned memory, for a GPU.
     """
-    loader: DataLoader[Batch] = DataLoader(PackedDataset(batches), batch_size=None, pin_memory=pin_memory)
+    loader: DataLoader[Batch] = DataLoader(PackedDataset(batches), batch_size=None)
     return DataSpec(
         loader,
         batch_transforms=with_counts,
@@ -82,13 +89,16 @@ def open_corpus(config: TrainConfig) -> Corpus:
             ) from error
 
 
-def train_batches(documents: DocumentDataset, config: TrainConfig, vocab_size: int) -> Lockstep:
+def train_batches(
+    documents: DocumentDataset, config: TrainConfig, vocab_size: int, pin_memory: bool = False
+) -> Lockstep:
     """This rank's share of the documents, shuffled anew each epoch, packed on a background thread.
 
     Args:
         documents: what all ranks share.
         config: the run, its durations resolved.
         vocab_size: random words are drawn below it.
+        pin_memory: put batches into pinned memory, for a GPU.
 
     Raises:
         ConfigError: the packer does not take the settings.
@@ -99,7 +109,7 @@ def train_batches(documents: DocumentDataset, config: TrainConfig, vocab_size: i
         documents,
         config.device_batch_size(world_size),
         sampler=sampler,
-        collate_fn=_as_it_is,
+        collate_fn=_as_it_is,  # type: ignore[arg-type] # a dataset that has `__getitems__` need not give a list
         # Or each epoch would draw from PyTorch's global generator, on the packing thread, at any time in the training.
         generator=torch.Generator(),
     )
@@ -112,6 +122,7 @@ def train_batches(documents: DocumentDataset, config: TrainConfig, vocab_size: i
             mask_prob=config.mlm_probability,
             tail=Tail.CARRY,
             keyed_masking=KeyedMasking(config.seed, vocab_size, SPECIAL_TOKEN_IDS),
+            pin_memory=pin_memory,
             batch_size_warmup_min_size=None if minimum is None else minimum // world_size,
             batch_size_warmup_tokens=settings.batch_size_warmup_tokens,
             masking_ratio_cooldown_tokens=settings.masking_ratio_cooldown_tokens,
@@ -164,10 +175,11 @@ def _packer(
     mask_prob: float,
     tail: Tail,
     keyed_masking: KeyedMasking,
-    **schedules: Any,
-) -> GreedyBestFitSequencePacker:
+    **more: Any,
+) -> SequencePacker:
     world_size = dist.get_world_size()
-    return GreedyBestFitSequencePacker.from_composer(
+    packer = PACKERS[PackingStrategy(config.train_loader.packing_strategy)]
+    return packer.from_composer(
         source,
         batch_size=config.device_batch_size(world_size),
         micro_batch_size=config.device_train_microbatch_size,
@@ -179,7 +191,7 @@ def _packer(
         world_size=world_size,
         tail=tail,
         keyed_masking=keyed_masking,
-        **schedules,
+        **more,
     )
 
 
@@ -193,5 +205,5 @@ def _row_of_padding(row_len: int) -> Batch:
     }
 
 
-def _as_it_is(documents: Sequence[Document]) -> Sequence[Document]:
+def _as_it_is(documents: FlatSourceBatch) -> FlatSourceBatch:
     return documents

@@ -3,8 +3,12 @@
 Who is chosen and what becomes of it is as in `masking`, with two differences: special tokens are never
 hidden, and random words come from the whole vocabulary without them. The draw at a position is the output
 of SplitMix64 (Steele, Lea and Flood, 2014) at that step, for a generator whose state is a hash of the
-other three. A token is chosen where its draw lies below the mask ratio in force: a lower ratio chooses some
-of those that a higher one does.
+other three: its upper half says whether the token is chosen, its lower half which word takes its place. A
+token is chosen where its draw lies below the mask ratio in force: a lower ratio chooses some of those that
+a higher one does.
+
+Rows are filled and masked in one pass without a branch, a block of tokens at a time. What a document's last block
+holds too much is overwritten by what follows it.
 """
 
 from collections.abc import Sequence
@@ -12,11 +16,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.packing import NO_DOCUMENT, FilledRows, compiled
+from composer_packing.packing import BLOCK, Documents, Layout, Tokens, compiled
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_UNIT = 2.0**-53
+_HALF, _LOWER = np.uint64(32), np.uint64(2**32 - 1)
+
+Runs = tuple[tuple[int, int], ...]
+"""Special ids as runs, in rising order: the first id and how many follow one another."""
 
 
 @compiled
@@ -28,48 +35,84 @@ def _mixed(state: np.uint64) -> np.uint64:
 
 
 @compiled
-def _mask_documents(
-    ids: NDArray[np.int64],
-    cu_seqlens: NDArray[np.int32],
-    offsets: NDArray[np.int64],
-    document_at: NDArray[np.int64],
-    epochs: NDArray[np.int64],
-    documents: NDArray[np.int64],
-    seed: np.uint64,
-    mask_prob: float,
+def _write_masked(
+    tokens: Tokens,
+    state: np.uint64,
+    thresholds: tuple[int, int, int],
     mask_token: int,
     ignore_index: int,
-    may_be_hidden: NDArray[np.bool_],
-    words: NDArray[np.int64],
+    special: Runs,
+    words: np.uint64,
+    ids: NDArray[np.int64],
     labels: NDArray[np.int64],
-) -> int:
-    """Mask in place and write the labels; give an id beyond the vocabulary where one is met, else -1."""
-    labels[:] = ignore_index
-    for row in range(len(ids)):
-        for segment in range(offsets[row] + 1, offsets[row + 1]):
-            document = document_at[segment]
-            if document == NO_DOCUMENT:
-                continue
+) -> None:
+    """Copy tokens to `ids` and mask them; all arrays are equally long."""
+    hidden, swapped, chosen = thresholds
+    for i in range(len(ids)):
+        token = np.int64(tokens[i])
+        bits = _mixed(state + np.uint64(i) * _STEP)
+        draw = np.int64(bits >> _HALF)
+        word = np.int64(((bits & _LOWER) * words) >> _HALF)
+        is_target = draw < chosen
+        for first, count in special:
+            is_target &= (token < first) | (token >= first + count)
+            word += count if word >= first else 0
+        shown = mask_token if draw < hidden else (word if draw < swapped else token)
+        ids[i] = shown if is_target else token
+        labels[i] = token if is_target else ignore_index
+
+
+@compiled
+def _fill_masked(
+    tokens: Tokens,
+    documents: Documents,
+    placed: NDArray[np.int64],
+    first: NDArray[np.int64],
+    pad_token: int,
+    seed: np.uint64,
+    thresholds: tuple[int, int, int],
+    mask_token: int,
+    ignore_index: int,
+    special: Runs,
+    words: np.uint64,
+    input_ids: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    attention_mask: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Write the rows and give the number of targets of each."""
+    rows, row_len = input_ids.shape
+    ids, targets = input_ids.reshape(-1), labels.reshape(-1)
+    num_targets = np.zeros(rows, np.int64)
+    for row in range(rows):
+        begin, end = row * row_len, (row + 1) * row_len
+        at = begin
+        for i in range(first[row], first[row + 1]):
+            document = documents[placed[i]]
             state = _mixed(seed + _STEP)
-            state = _mixed(state + np.uint64(epochs[document]) * _STEP)
-            state = _mixed(state + np.uint64(documents[document]) * _STEP)
-            for i in range(cu_seqlens[segment - 1], cu_seqlens[segment]):
-                token = ids[row, i]
-                if token >= len(may_be_hidden):
-                    return int(token)
-                state += _STEP
-                bits = _mixed(state)
-                draw = (bits >> np.uint64(11)) * _UNIT
-                if draw >= mask_prob or not may_be_hidden[token]:
-                    continue
-                labels[row, i] = token
-                if draw < mask_prob * 0.8:
-                    ids[row, i] = mask_token
-                elif draw < mask_prob * 0.9:
-                    # A second hash: the bits of the draw lie in a narrow range here.
-                    word = ((_mixed(bits) >> np.uint64(32)) * np.uint64(len(words))) >> np.uint64(32)
-                    ids[row, i] = words[word]
-    return -1
+            state = _mixed(state + np.uint64(document.epoch) * _STEP)
+            state = _mixed(state + np.uint64(document.number) * _STEP)
+            state += np.uint64(document.position + 1) * _STEP
+            to = min(at + (document.length + BLOCK - 1) // BLOCK * BLOCK, len(ids))
+            source = tokens[document.start : document.start + to - at]
+            _write_masked(
+                source,
+                state,
+                thresholds,
+                mask_token,
+                ignore_index,
+                special,
+                words,
+                ids[at:to],
+                targets[at:to],
+            )
+            at += document.length
+        ids[at:end] = pad_token
+        targets[at:end] = ignore_index
+        attention_mask[row, : at - begin] = 1
+        attention_mask[row, at - begin :] = 0
+        for slot in range(row_len):
+            num_targets[row] += labels[row, slot] != ignore_index
+    return num_targets
 
 
 class KeyedMasking:
@@ -77,8 +120,9 @@ class KeyedMasking:
 
     Args:
         seed: at least 0 and below 2**64.
-        vocab_size: ids of documents lie below it; random words are drawn from it.
-        special_token_ids: ids that are neither hidden nor drawn, the mask token among them.
+        vocab_size: ids of documents lie below it, as it below 2**32; random words are drawn from it.
+        special_token_ids: ids that are neither hidden nor drawn, the mask token among them. Ids that follow one
+            another cost no more than one.
 
     Raises:
         ValueError: a value is out of range, or no word is left to draw.
@@ -87,59 +131,68 @@ class KeyedMasking:
     def __init__(self, seed: int, vocab_size: int, special_token_ids: Sequence[int]) -> None:
         if not 0 <= seed < 2**64:
             raise ValueError(f"{seed=} must lie between 0 and 2**64 - 1")
+        if not 0 < vocab_size < 2**32:
+            raise ValueError(f"{vocab_size=} must be at least 1 and below 2**32")
         outside = [token_id for token_id in special_token_ids if not 0 <= token_id < vocab_size]
         if outside:
             raise ValueError(f"special_token_ids={outside} must lie between 0 and {vocab_size=}")
+        if not special_token_ids:
+            raise ValueError("special_token_ids is empty; give the mask token at least")
         self.seed = seed
         self.vocab_size = vocab_size
         self.special_token_ids = tuple(special_token_ids)
-        self._may_be_hidden = np.ones(vocab_size, np.bool_)
-        self._may_be_hidden[list(special_token_ids)] = False
-        self._words = np.flatnonzero(self._may_be_hidden)
-        if not len(self._words):
+        self._words = vocab_size - len(set(special_token_ids))
+        if not self._words:
             raise ValueError(f"{special_token_ids=} leave no word of {vocab_size=} to draw")
+        ordered = np.unique(special_token_ids)
+        runs = np.split(ordered, np.flatnonzero(np.diff(ordered) > 1) + 1)
+        self._special: Runs = tuple((int(run[0]), len(run)) for run in runs)
 
-    def mask_in_place(
+    def fill_masked(
         self,
-        filled: FilledRows,
-        epochs: NDArray[np.int64],
-        documents: NDArray[np.int64],
+        tokens: Tokens,
+        documents: Documents,
+        layout: Layout,
+        pad_token: int,
         mask_prob: float,
         mask_token: int,
         ignore_index: int,
+        input_ids: NDArray[np.int64],
+        labels: NDArray[np.int64],
+        attention_mask: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Mask the rows where they lie and give the labels. Padding is left as it is.
+        """Write the documents of each row end to end, masked, and pad the rest. Padding is no target.
 
         Args:
-            filled: rows; their `input_ids` are changed in place.
-            epochs: int64, epoch of each document that `filled.document_at` refers to.
-            documents: int64, number of each.
+            tokens: all documents' tokens, below `vocab_size`, and `BLOCK` more of any value.
+            documents: the table.
+            layout: which of them lie in which row.
+            pad_token: what stands in the slots no document holds.
             mask_prob: share of tokens that are chosen, 0 to 1; special tokens are passed over.
             mask_token: id of the mask token.
             ignore_index: label of what is no target.
+            input_ids: int64 `(rows, row_len)`, written whole.
+            labels: the same.
+            attention_mask: the same: 1 where a document's token lies.
 
         Returns:
-            int64 labels, of the shape of `input_ids`.
-
-        Raises:
-            ValueError: a token id is not below `vocab_size`.
+            int64 `(rows,)`, targets of each row.
         """
-        labels = np.empty_like(filled.input_ids)
-        beyond = _mask_documents(
-            filled.input_ids,
-            filled.cu_seqlens,
-            filled.offsets,
-            filled.document_at,
-            epochs,
+        hidden, swapped, chosen = (round(share * mask_prob * 2**32) for share in (0.8, 0.9, 1.0))
+        targets: NDArray[np.int64] = _fill_masked(
+            tokens,
             documents,
+            layout.documents,
+            layout.first,
+            pad_token,
             np.uint64(self.seed),
-            mask_prob,
+            (hidden, swapped, chosen),
             mask_token,
             ignore_index,
-            self._may_be_hidden,
-            self._words,
+            self._special,
+            np.uint64(self._words),
+            input_ids,
             labels,
+            attention_mask,
         )
-        if beyond >= 0:
-            raise ValueError(f"a document holds the id {beyond}; vocab_size={self.vocab_size}")
-        return labels
+        return targets

@@ -6,6 +6,8 @@ a numpy generator in the order the published ModernBERT packer makes them, so th
 same batches.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +20,7 @@ def _hide(
     mask_prob: float,
     mask_token: int,
     ignore_index: int,
-    is_token: NDArray[np.bool_],
+    is_token: NDArray[Any],
     ids: NDArray[np.int64],
     labels: NDArray[np.int64],
 ) -> int:
@@ -43,37 +45,34 @@ def _swap(draws: NDArray[np.float64], mask_prob: float, words: NDArray[np.int64]
 
 def mask_in_place(
     ids: NDArray[np.int64],
-    is_token: NDArray[np.bool_],
+    is_token: NDArray[Any],
     mask_prob: float,
     mask_token: int,
     ignore_index: int,
     rng: np.random.Generator,
-) -> NDArray[np.int64]:
-    """Mask `ids` where they lie and give the labels.
+    labels: NDArray[np.int64],
+) -> None:
+    """Mask `ids` where they lie and write the labels.
 
     Padding is masked like any token, as in the published packer, but is never a target. Random words run
     from 0 to the largest id in the batch after the mask tokens are in.
 
     Args:
         ids: int64, any shape, C-contiguous; changed in place.
-        is_token: bool, same shape: where a document's token lies.
+        is_token: bool or 0 and 1, same shape: where a document's token lies.
         mask_prob: share of tokens that are chosen, 0 to 1.
         mask_token: id of the mask token.
         ignore_index: label of what is no target.
         rng: draws `random(shape)` and then `integers(0, largest + 1, shape)`.
-
-    Returns:
-        int64 labels, same shape.
+        labels: int64, same shape, C-contiguous; written.
     """
-    labels = np.empty_like(ids)
     if ids.size == 0:
-        return labels
+        return
     draws: NDArray[np.float64] = np.asarray(rng.random(ids.shape)).reshape(-1)
     flat = ids.reshape(-1)
     largest = _hide(draws, mask_prob, mask_token, ignore_index, is_token.reshape(-1), flat, labels.reshape(-1))
     words: NDArray[np.int64] = np.asarray(rng.integers(0, largest + 1, ids.shape))
     _swap(draws, mask_prob, words.reshape(-1), flat)
-    return labels
 
 
 def mlm_masking(
@@ -103,7 +102,8 @@ def mlm_masking(
     check_ratio("mask_prob", mask_prob)
     masked = np.array(seq, dtype=np.int64, order="C")
     rng = np.random.default_rng() if np_rng is None else np_rng
-    labels = mask_in_place(masked, masked != pad_token, mask_prob, mask_token, ignore_index, rng)
+    labels = np.empty_like(masked)
+    mask_in_place(masked, masked != pad_token, mask_prob, mask_token, ignore_index, rng, labels)
     return masked, labels
 
 

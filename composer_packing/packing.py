@@ -11,9 +11,10 @@ tie. A document that fits nowhere waits for a later batch. Three rows of eight s
     e -> row 1   aaaaaccc   bbbbeee.   dddddd..
     f -> row 2   aaaaaccc   bbbbeee.   ddddddff    one slot of padding in 24
 
-Placing looks at lengths only and costs one pass over the rows per document; filling moves each token
-once. Both are compiled, release the interpreter's lock, and see a whole waiting buffer per call.
-This file knows numpy and numba, nothing else.
+Placing looks at lengths only. Rows are kept sorted by room, so that a document costs a binary search and
+a short shift, and once no row has room for the shortest document nothing more is looked at. Filling
+moves each token once. All of it is compiled and releases the interpreter's lock. This file knows numpy and
+numba, nothing else.
 """
 
 from collections.abc import Callable
@@ -25,11 +26,30 @@ from numpy.typing import NDArray
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+Tokens = NDArray[np.unsignedinteger[Any]] | NDArray[np.int64]
+"""Token ids: uint16, uint32 or int64."""
+
+Documents = NDArray[np.void]
+"""A table of documents: an array of `DOCUMENT`."""
+
+DOCUMENT = np.dtype(
+    [
+        ("start", np.int64),  # where it begins in the token array
+        ("length", np.int64),  # in tokens, at least 1
+        ("number", np.int64),  # what the source calls it
+        ("position", np.int64),  # of its first token, where it is a piece of a longer document
+        ("epoch", np.int64),  # in which it was read
+        ("serial", np.int64),  # documents read before it
+        ("batch", np.int64),  # batches packed before it was read
+    ]
+)
+"""What packing knows of a document."""
+
+BLOCK = 16
+"""Tokens that may be read at once: a token array has as many more behind its last document, whatever they are."""
+
 NO_ROW = -1
 """What stands for a row where a document fits none."""
-
-NO_DOCUMENT = -1
-"""What stands for a document where a segment is padding."""
 
 
 def compiled(function: Function) -> Function:
@@ -41,24 +61,30 @@ def compiled(function: Function) -> Function:
     return jitted
 
 
-class FilledRows(NamedTuple):
-    """Rows before masking.
+class Layout(NamedTuple):
+    """Where the documents of a batch lie.
 
     Attributes:
-        input_ids: int64 `(rows, row_len)`.
-        attention_mask: int64 `(rows, row_len)`.
-        cu_seqlens: int32, of all rows.
-        offsets: int64 `(rows + 1,)`, where each row begins in `cu_seqlens`.
-        longest: int64 `(rows,)`, longest segment of each row, which may be the padding.
-        document_at: int64, beside `cu_seqlens`: which document ends there, -1 for padding and at 0.
+        documents: int64 `(placed,)`, their places in the table, row by row.
+        first: int64 `(rows + 1,)`; row `r` holds `documents[first[r]:first[r + 1]]`.
+        num_tokens: int64 `(rows,)`, real tokens of each row.
+        cu_seqlens: int32, of all rows. Padding is a segment of its own.
+        segments: int64 `(rows,)`, entries of each row in `cu_seqlens`.
+        max_seqlen: int64 `(rows,)`, longest segment of each row, which may be the padding.
+        left: int64, those that were not placed, in waiting order.
+        longest_wait: batches packed since the document that waited longest was read.
+        displacement: sum over documents of how many places they lie before or behind their place in reading order.
     """
 
-    input_ids: NDArray[np.int64]
-    attention_mask: NDArray[np.int64]
+    documents: NDArray[np.int64]
+    first: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]
     cu_seqlens: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-    longest: NDArray[np.int64]
-    document_at: NDArray[np.int64]
+    segments: NDArray[np.int64]
+    max_seqlen: NDArray[np.int64]
+    left: NDArray[np.int64]
+    longest_wait: int
+    displacement: int
 
 
 @compiled
@@ -76,113 +102,144 @@ def find_best_fit(remaining_spaces: NDArray[np.int64], seq_len: int) -> int:
     return best
 
 
+def empty_rows(rows: int, row_len: int) -> NDArray[np.int64]:
+    """Empty rows as `place_best_fit` takes them: int64 `(rows,)`, sorted, `room * rows + row` for each row."""
+    return row_len * rows + np.arange(rows)
+
+
 @compiled
-def place_documents(lengths: NDArray[np.int64], remaining_spaces: NDArray[np.int64]) -> NDArray[np.int64]:
+def place_best_fit(
+    documents: Documents, order: NDArray[np.int64], by_room: NDArray[np.int64], shortest: int
+) -> tuple[NDArray[np.int64], int]:
     """Place documents one after the other by best fit.
 
     Args:
-        lengths: int64 `(documents,)`, in reading order.
-        remaining_spaces: int64 `(rows,)`, free slots of each row; lowered in place.
+        documents: the table.
+        order: int64 `(waiting,)`, places in it, in waiting order.
+        by_room: the rows, as `empty_rows` gives them; changed in place.
+        shortest: no document is shorter.
 
     Returns:
-        int64 `(documents,)`: the row of each document, -1 where it has to wait.
+        int64 `(waiting,)`: the row of each document, -1 where it has to wait; and how many were placed.
     """
-    row_of_document = np.empty(len(lengths), np.int64)
-    for document in range(len(lengths)):
-        row = find_best_fit(remaining_spaces, lengths[document])
-        row_of_document[document] = row
-        if row != NO_ROW:
-            remaining_spaces[row] -= lengths[document]
-    return row_of_document
+    rows = len(by_room)
+    row_of = np.full(len(order), NO_ROW)
+    placed = 0
+    for i in range(len(order)):
+        if by_room[-1] < shortest * rows:
+            break
+        needed = documents[order[i]].length * rows
+        if by_room[-1] < needed:
+            continue
+        at = np.searchsorted(by_room, needed)
+        row_of[i] = by_room[at] % rows
+        placed += 1
+        fuller = by_room[at] - needed
+        while at > 0 and by_room[at - 1] > fuller:
+            by_room[at] = by_room[at - 1]
+            at -= 1
+        by_room[at] = fuller
+    return row_of, placed
+
+
+@compiled
+def _lay_out(
+    documents: Documents, order: NDArray[np.int64], row_of: NDArray[np.int64], row_len: int, batch: int, emitted: int
+) -> tuple[Any, ...]:
+    rows = row_of.max() + 1
+    first = np.zeros(rows + 1, np.int64)
+    num_tokens = np.zeros(rows, np.int64)
+    max_seqlen = np.zeros(rows, np.int64)
+    for i in range(len(order)):
+        if row_of[i] != NO_ROW:
+            length = documents[order[i]].length
+            first[row_of[i] + 1] += 1
+            num_tokens[row_of[i]] += length
+            max_seqlen[row_of[i]] = max(max_seqlen[row_of[i]], length)
+    segments = first[1:] + 1 + (num_tokens < row_len)
+    first = np.cumsum(first)
+    max_seqlen = np.maximum(max_seqlen, row_len - num_tokens)
+
+    placed = np.empty(first[-1], np.int64)
+    left = np.empty(len(order) - first[-1], np.int64)
+    following = first[:-1].copy()
+    waits_on = 0
+    for i in range(len(order)):
+        row = row_of[i]
+        if row == NO_ROW:
+            left[waits_on] = order[i]
+            waits_on += 1
+        else:
+            placed[following[row]] = order[i]
+            following[row] += 1
+
+    cu_seqlens = np.empty(segments.sum(), np.int32)
+    longest_wait = displacement = entry = 0
+    for row in range(rows):
+        end = 0
+        cu_seqlens[entry] = end
+        for i in range(first[row], first[row + 1]):
+            document = documents[placed[i]]
+            entry += 1
+            end += document.length
+            cu_seqlens[entry] = end
+            longest_wait = max(longest_wait, batch - document.batch)
+            displacement += abs(emitted + i - document.serial)
+        if end < row_len:
+            entry += 1
+            cu_seqlens[entry] = row_len
+        entry += 1
+    return placed, first, num_tokens, cu_seqlens, segments, max_seqlen, left, longest_wait, displacement
+
+
+def lay_out(
+    documents: Documents,
+    order: NDArray[np.int64],
+    row_of: NDArray[np.int64],
+    row_len: int,
+    batch: int = 0,
+    emitted: int = 0,
+) -> Layout:
+    """Put the placed documents in the order of their rows.
+
+    Args:
+        documents: the table.
+        order: int64 `(waiting,)`, places in it, in waiting order.
+        row_of: int64 `(waiting,)`, the row of each, -1 for none. At least one is placed.
+        row_len: slots per row.
+        batch: batches packed so far.
+        emitted: documents placed so far.
+    """
+    return Layout(*_lay_out(documents, order, row_of, row_len, batch, emitted))
 
 
 @compiled
 def fill_rows(
-    tokens: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    row_of_document: NDArray[np.int64],
+    tokens: Tokens,
+    documents: Documents,
+    placed: NDArray[np.int64],
+    first: NDArray[np.int64],
+    pad_token_id: int,
     input_ids: NDArray[np.int64],
     attention_mask: NDArray[np.int64],
-    pad_token_id: int,
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Lay the placed documents end to end in their rows and pad the rest.
+) -> None:
+    """Write the documents of each row end to end and pad the rest.
 
     Args:
-        tokens: int64, all documents' tokens.
-        starts: int64 `(documents,)`, where each document begins in `tokens`.
-        lengths: int64 `(documents,)`, each at least 1.
-        row_of_document: int64 `(documents,)`, from `place_documents`; -1 is passed over.
+        tokens: all documents' tokens.
+        documents: the table.
+        placed: `Layout.documents`.
+        first: `Layout.first`.
+        pad_token_id: what stands in the slots no document holds.
         input_ids: int64 `(rows, row_len)`, written whole.
         attention_mask: int64 `(rows, row_len)`, written whole: 1 where a document's token lies.
-        pad_token_id: what stands in the slots no document holds.
-
-    Returns:
-        `cu_seqlens` of all rows in one int32 array; int64 `(rows + 1,)` offsets, row `r` owning
-        `cu_seqlens[offsets[r]:offsets[r + 1]]`; int64 `(rows,)` longest segment of each row; and beside
-        `cu_seqlens` the int64 place in `lengths` of the document that ends there. Padding is a segment of
-        its own.
     """
-    rows, row_len = input_ids.shape
-    filled = np.zeros(rows, np.int64)
-    segments = np.zeros(rows, np.int64)
-    for document in range(len(lengths)):
-        row = row_of_document[document]
-        if row != NO_ROW:
-            filled[row] += lengths[document]
-            segments[row] += 1
-
-    offsets = np.zeros(rows + 1, np.int64)
-    for row in range(rows):
-        padded = 1 if filled[row] < row_len else 0
-        offsets[row + 1] = offsets[row] + 1 + segments[row] + padded
-    cu_seqlens = np.zeros(offsets[rows], np.int32)
-    document_at = np.full(offsets[rows], NO_DOCUMENT)
-    longest = np.zeros(rows, np.int64)
-
-    next_segment = offsets[:-1] + 1
-    filled[:] = 0
-    for document in range(len(lengths)):
-        row = row_of_document[document]
-        if row == NO_ROW:
-            continue
-        start, length, at = starts[document], lengths[document], filled[row]
-        for i in range(length):
-            input_ids[row, at + i] = tokens[start + i]
-            attention_mask[row, at + i] = 1
-        filled[row] = at + length
-        cu_seqlens[next_segment[row]] = at + length
-        document_at[next_segment[row]] = document
-        next_segment[row] += 1
-        longest[row] = max(longest[row], length)
-
-    for row in range(rows):
-        at = filled[row]
-        if at < row_len:
-            input_ids[row, at:] = pad_token_id
-            attention_mask[row, at:] = 0
-            cu_seqlens[offsets[row + 1] - 1] = row_len
-            longest[row] = max(longest[row], row_len - at)
-    return cu_seqlens, offsets, longest, document_at
-
-
-def filled_rows(
-    tokens: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-    row_of_document: NDArray[np.int64],
-    row_len: int,
-    pad_token_id: int,
-) -> FilledRows:
-    """Lay documents out in new rows.
-
-    Args:
-        row_of_document: as in `fill_rows`; it places a document at least, and in each row up to its largest.
-        row_len: slots per row.
-
-    The other arguments are those of `fill_rows`.
-    """
-    input_ids = np.empty((row_of_document.max() + 1, row_len), np.int64)
-    attention_mask = np.empty_like(input_ids)
-    segments = fill_rows(tokens, starts, lengths, row_of_document, input_ids, attention_mask, pad_token_id)
-    return FilledRows(input_ids, attention_mask, *segments)
+    for row in range(len(input_ids)):
+        at = 0
+        for document in documents[placed[first[row] : first[row + 1]]]:
+            start, end = document.start, at + document.length
+            input_ids[row, at:end] = tokens[start : start + document.length]
+            at = end
+        input_ids[row, at:] = pad_token_id
+        attention_mask[row, :at] = 1
+        attention_mask[row, at:] = 0

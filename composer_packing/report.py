@@ -93,6 +93,8 @@ def end_lines(summary: RunSummary, loss_before: float, loss_after: float, checkp
             f"trained on           {summary.num_documents:,} documents and pieces, {summary.num_tokens:,} tokens, "
             f"{summary.num_batches:,} batches",
             f"packing efficiency   {summary.packing_efficiency:.4f} of the slots held a token",
+            f"order of the data    documents moved {summary.mean_displacement:.0f} places on average and waited "
+            f"{summary.longest_wait_batches} batches at most",
             f"tokens per second    {summary.tokens_per_second:,.0f}",
             f"waiting for data     {summary.data_wait_share:.2%} of the time",
             f"evaluation loss      {loss_before:.3f} -> {loss_after:.3f}",

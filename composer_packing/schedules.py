@@ -161,6 +161,7 @@ class PackingSchedules:
         warmup: BatchSizeWarmupScheduler | None,
         cooldown: MaskingRatioCooldownScheduler | None,
     ) -> None:
+        check_ratio("mask_prob", mask_prob)
         self._rows = rows
         self._mask_prob = mask_prob
         self._warmup = warmup

@@ -1,16 +1,15 @@
 """The sequence packer: source batches in, packed batches out.
 
-A batch takes documents from the front of the waiting buffer and refills the buffer from the source until so
-many have found no room that another source batch might overfill it; those wait for the next batch. An epoch
-ends when a batch can no longer be given a document in every row; what becomes of the rest is a policy. With
-default arguments the algorithm, the masks and the names are those of the packer published with ModernBERT
-(Warner et al., 2024).
+What both strategies share; where documents go is a subclass's part. An epoch ends when a batch can no longer be given
+a document in every row; what becomes of the rest is a policy. With default arguments `GreedyBestFitSequencePacker`
+gives the batches, masks and names of the packer published with ModernBERT (Warner et al., 2024).
 """
 
 import abc
-import enum
+import dataclasses
 import logging
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,28 +18,19 @@ from torch.utils.data.distributed import DistributedSampler
 
 from composer_packing.batch import Batch
 from composer_packing.keyed_masking import KeyedMasking
-from composer_packing.masking import check_ratio, mask_in_place
-from composer_packing.packing import NO_ROW, filled_rows
+from composer_packing.packing import lay_out
+from composer_packing.policies import OverLong, Tail
+from composer_packing.row_writer import RowWriter
 from composer_packing.schedules import MaskingSchedule, PackingSchedules, cooldown_from_options, warmup_from_options
+from composer_packing.source_batch import SourceBatch
 from composer_packing.times import DurationLike
-from composer_packing.waiting import SourceBatch, WaitingBuffer
+from composer_packing.waiting import TokenAccount, WaitingBuffer
 
 log = logging.getLogger(__name__)
 
 
-class Tail(str, enum.Enum):
-    """What becomes of the documents that are left when an epoch's source ends and they cannot give every row one."""
-
-    DROP = "drop"
-    """They are not trained on in this epoch; their number is logged as a warning. As published."""
-    CARRY = "carry"
-    """They come first in the next epoch."""
-    EMIT = "emit"
-    """They come in batches of fewer rows, so that every document comes once."""
-
-
 class SequencePacker(abc.ABC):
-    """Packs documents into rows, masks them, and counts both. Where a document goes is the subclass's part.
+    """Packs documents into rows, masks them, and counts both.
 
     Iterating starts an epoch. There is no `len()`: training length is given in tokens or batches.
 
@@ -48,10 +38,10 @@ class SequencePacker(abc.ABC):
         src_iterable: gives source batches, anew at every `iter()`. The sampler of a DataLoader is told the
             epoch where it is a `DistributedSampler`.
         src_batch_size: documents per source batch.
-        src_max_seq_len: longest document of the source, in tokens; for error messages.
+        src_max_seq_len: longest document of the source, in tokens; nothing follows from it, as published.
         out_batch_size: rows per batch.
         out_pseq_len: slots per row.
-        buffer_size: documents that may wait at most.
+        buffer_size: documents that may wait at most, besides those of the batch that is packed.
         pad_token_id: what stands in slots without a document.
         mask_token_id: what stands for a hidden token.
         ignore_token_id: label of what is no target; counts and models of this package know -100 only.
@@ -67,17 +57,22 @@ class SequencePacker(abc.ABC):
         masking_ratio_step_size: height of a stair; `"stair"` only.
         world_size: ranks that share the global tokens.
         tail: what becomes of the documents that are left at the end of an epoch.
-        keyed_masking: draws the masks in the place of numpy, from each document's number; then `seed` has no use.
+        over_long: what becomes of a document that is longer than a row.
+        keyed_masking: draws the masks in the place of numpy, from each document's number; then `seed` has no use,
+            and batches have their counts.
+        pin_memory: put batches into pinned memory, for a GPU.
 
     Raises:
-        ValueError: in the constructor where numbers do not go together; while iterating where a document
-            does not fit a row or an epoch ends without a batch (not where the tail is carried).
-        TypeError: in the constructor where an id is no int; while iterating where a document is no flat
-            sequence of ids, or has no number where masks need it.
+        ValueError: numbers do not go together; while iterating, a document does not fit a row, an id is out of
+            range, or an epoch ends without a batch (not where the tail is carried).
+        TypeError: an id is no int; while iterating, a document is no flat sequence of ids, or has no number where
+            masks need it.
         RuntimeError: from an iterator that goes on after a newer one was made.
 
     Attributes:
         epoch: number of the current epoch, -1 before the first.
+        seqs_consumed: documents read this epoch, those that were dropped left out; pieces count as documents.
+        seqs_emitted: documents in the batches given this epoch.
     """
 
     def __init__(
@@ -103,7 +98,9 @@ class SequencePacker(abc.ABC):
         masking_ratio_step_size: float | None = None,
         world_size: int = 1,
         tail: Tail = Tail.DROP,
+        over_long: OverLong = OverLong.ERROR,
         keyed_masking: KeyedMasking | None = None,
+        pin_memory: bool = False,
     ) -> None:
         check_positive(
             src_batch_size=src_batch_size,
@@ -114,12 +111,6 @@ class SequencePacker(abc.ABC):
         )
         if buffer_size <= src_batch_size:
             raise ValueError(f"{buffer_size=} must exceed {src_batch_size=}: the buffer would never be filled")
-        check_ratio("mask_prob", mask_prob)
-        for name, token_id in (("pad_token_id", pad_token_id), ("mask_token_id", mask_token_id)):
-            if not hasattr(token_id, "__index__"):
-                raise TypeError(f"{name}={token_id!r} must be an int")
-        if keyed_masking is not None and mask_token_id not in keyed_masking.special_token_ids:
-            raise ValueError(f"{mask_token_id=} must be one of {keyed_masking.special_token_ids=}")
         self.src_iterable = src_iterable
         self.src_batch_size = src_batch_size
         self.src_max_seq_len = src_max_seq_len
@@ -131,10 +122,12 @@ class SequencePacker(abc.ABC):
         self.ignore_token_id = ignore_token_id
         self.mask_prob = mask_prob
         self.seed = seed
-        self.suppress_masking = suppress_masking
         self.tail = tail
-        self.keyed_masking = keyed_masking
+        self.over_long = over_long
 
+        self._writer = RowWriter(
+            out_pseq_len, pad_token_id, mask_token_id, ignore_token_id, suppress_masking, keyed_masking, pin_memory
+        )
         self._schedules = PackingSchedules(
             out_batch_size,
             mask_prob,
@@ -150,10 +143,10 @@ class SequencePacker(abc.ABC):
             ),
         )
         self.epoch = -1
-        self._waiting = self._empty_buffer()
+        vocab_size = None if keyed_masking is None else keyed_masking.vocab_size
+        self._waiting = WaitingBuffer(src_batch_size, out_pseq_len, over_long, vocab_size, keyed_masking is not None)
         self._source_ended = True
-        self._seqs_consumed = 0
-        self._seqs_emitted = 0
+        self.seqs_consumed = self.seqs_emitted = 0
 
     @property
     def local_tokens(self) -> int:
@@ -161,134 +154,140 @@ class SequencePacker(abc.ABC):
         return self._schedules.local["tok"]
 
     @property
-    def seqs_consumed(self) -> int:
-        """Non-empty documents read this epoch."""
-        return self._seqs_consumed
-
-    @property
-    def seqs_emitted(self) -> int:
-        """Documents in the batches given this epoch."""
-        return self._seqs_emitted
-
-    @property
     def rows_per_batch(self) -> int:
         """Rows of the batch that is packed next."""
         return self._schedules.rows
 
+    @property
+    def token_account(self) -> TokenAccount:
+        """Where the tokens of all documents read so far are, over all epochs."""
+        return self._waiting.account
+
     def __iter__(self) -> Iterator[Batch]:
         """Start an epoch; an iterator of an earlier one raises RuntimeError from then on."""
         if self.tail is not Tail.CARRY:
-            self._waiting = self._empty_buffer()
+            self._waiting.clear()
         elif not self._source_ended:
             log.warning("epoch %d was left before its source ended; what it had not given is not read", self.epoch)
         self._source_ended = False
         self.epoch += 1
-        self._seqs_consumed = 0
-        self._seqs_emitted = 0
+        self.seqs_consumed = self.seqs_emitted = 0
         sampler = getattr(self.src_iterable, "sampler", None)
         if isinstance(sampler, DistributedSampler):
             sampler.set_epoch(self.epoch)
         return self._batches(self.epoch, iter(self.src_iterable), np.random.default_rng(self.seed + self.epoch))
 
     def _batches(self, epoch: int, source: Iterator[SourceBatch], rng: np.random.Generator) -> Iterator[Batch]:
+        waiting, schedules = self._waiting, self._schedules
+        before = dataclasses.replace(waiting.account)
         while True:
             if epoch != self.epoch:
                 raise RuntimeError(f"epoch {epoch} of this packer is over: epoch {self.epoch} has been started")
-            row_of_document = self._place_all(source)
-            if row_of_document is None:
+            rows = schedules.rows
+            row_of = self._place(source, rows)
+            used = int(row_of.max(initial=-1)) + 1
+            if used == 0 or (used < rows and self.tail is not Tail.EMIT):
                 break
-            batch = self._finish(row_of_document, rng)
-            placed = row_of_document != NO_ROW
-            documents = int(placed.sum())
-            self._seqs_emitted += documents
-            self._schedules.advance(int(self._waiting.lengths[placed].sum()), documents)
-            # As published: each is put back to the front, so that the last skipped comes first.
-            self._waiting.keep(np.flatnonzero(~placed)[::-1])
+            layout = lay_out(
+                waiting.documents, waiting.order, row_of, self.out_pseq_len, schedules.local["ba"], waiting.num_gone
+            )
+            batch = self._writer.write(waiting.tokens, waiting.documents, layout, schedules.mask_ratio, rng)
+            if schedules.changes_mask_ratio and batch["labels"] is not None:
+                batch["mask_prob"] = torch.tensor(schedules.mask_ratio, dtype=torch.float32)
+            documents, tokens = len(layout.documents), int(layout.num_tokens.sum())
+            self.seqs_emitted += documents
+            waiting.emit(self._in_line(layout.left), tokens)
+            schedules.advance(tokens, documents)
             yield batch
         self._source_ended = True
-        carries = self.tail is Tail.CARRY  # then an epoch may well be empty: there may be fewer documents than ranks
-        if self._seqs_consumed == 0 and epoch > 0 and (not carries or isinstance(self.src_iterable, Iterator)):
+        self._end_of_epoch(epoch, waiting.account.since(before))
+
+    def _end_of_epoch(self, epoch: int, account: TokenAccount) -> None:
+        """Say what became of the documents that were not packed; ValueError where nothing can come of going on."""
+        waiting, carries = self._waiting, self.tail is Tail.CARRY
+        over_long = account.over_long_documents
+        if over_long:
+            level = logging.INFO if self.over_long is OverLong.SPLIT else logging.WARNING
+            what = "epoch %d: %d documents were longer than a row (%s): %d tokens cut off, %d dropped"
+            log.log(level, what, epoch, over_long, self.over_long.value, account.truncated, account.dropped)
+        if self.seqs_consumed == 0 and over_long:
+            raise ValueError(
+                f"epoch {epoch}: all {over_long} documents are longer than a row of {self.out_pseq_len} slots and "
+                f"were dropped; take longer rows or another over_long policy"
+            )
+        # A carried epoch may well be empty: there may be fewer documents than ranks.
+        if self.seqs_consumed == 0 and epoch > 0 and (not carries or isinstance(self.src_iterable, Iterator)):
             raise ValueError(f"epoch {epoch}: the source gave nothing; it must be readable more than once")
         if carries:
-            log.info("epoch %d: %d documents are carried into the next", epoch, len(self._waiting))
+            log.info("epoch %d: %d documents are carried into the next", epoch, len(waiting))
             return
-        if self._seqs_emitted == 0 and self.tail is Tail.DROP:
+        if self.seqs_emitted == 0 and self.tail is Tail.DROP:
             raise ValueError(
-                f"epoch {epoch}: the source gave {self._seqs_consumed} documents, too few to "
-                f"put one in each of {self.rows_per_batch} rows of {self.out_pseq_len} slots; "
-                f"lower the batch size or the row length"
+                f"epoch {epoch}: the source gave {self.seqs_consumed} documents, too few to put one in each of "
+                f"{self.rows_per_batch} rows of {self.out_pseq_len} slots; lower the batch size or the row length"
             )
-        if len(self._waiting):
+        if len(waiting):
             what = "epoch %d: %d of %d documents were left over at the end, too few for another batch"
-            log.warning(what, epoch, len(self._waiting), self._seqs_consumed)
+            log.warning(what, epoch, len(waiting), self.seqs_consumed)
+            waiting.clear()
 
-    def _place_all(self, source: Iterator[SourceBatch]) -> NDArray[np.int64] | None:
-        """The row of each waiting document, -1 where it has to wait; None where a row stays empty that must not."""
-        remaining_spaces = np.full(self.rows_per_batch, self.out_pseq_len, np.int64)
-        placements: list[NDArray[np.int64]] = []
-        tried = 0
-        skipped = 0
-        while len(self._waiting) > tried or self._refill(source, self.buffer_size - skipped):
-            row_of_document = self._place(self._waiting.lengths[tried:], remaining_spaces)
-            placements.append(row_of_document)
-            tried = len(self._waiting)
-            skipped += int((row_of_document == NO_ROW).sum())
-        empty = remaining_spaces == self.out_pseq_len
-        if empty.all() or (empty.any() and self.tail is not Tail.EMIT):
-            return None
-        return np.concatenate(placements)
-
-    def _refill(self, source: Iterator[SourceBatch], limit: int) -> int:
-        added = self._waiting.refill(source, limit, self.epoch)
-        if added:
-            longest = int(self._waiting.lengths[-added:].max())
-            if longest > self.out_pseq_len:
-                raise ValueError(
-                    f"a document of {longest} tokens does not fit a row of {self.out_pseq_len} slots "
-                    f"(src_max_seq_len={self.src_max_seq_len}); cut or split it before it is packed"
-                )
-        self._seqs_consumed += added
+    def _read(self, source: Iterator[SourceBatch]) -> int | None:
+        """Add a source batch to those that wait and say how many documents it gave; None where there is none."""
+        added = self._waiting.read(source, self.epoch, self._schedules.local["ba"])
+        self.seqs_consumed += added or 0
         return added
 
-    def _empty_buffer(self) -> WaitingBuffer:
-        return WaitingBuffer(self.src_batch_size, self.buffer_size, numbered=self.keyed_masking is not None)
-
     @abc.abstractmethod
-    def _place(self, lengths: NDArray[np.int64], remaining_spaces: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Choose the row of each document, -1 for none, and lower `remaining_spaces` accordingly.
+    def _place(self, source: Iterator[SourceBatch], rows: int) -> NDArray[np.int64]:
+        """Read what may wait, and give the row of each waiting document: int64 `(waiting,)`, -1 for none.
 
-        An empty row is taken only when those before it hold a document.
-
-        Args:
-            lengths: int64 `(documents,)`, in waiting order.
-            remaining_spaces: int64 `(rows,)`, free slots of each row.
+        The rows that are taken are the lowest of the `rows` that the batch is to have.
         """
 
-    def _finish(self, row_of_document: NDArray[np.int64], rng: np.random.Generator) -> Batch:
-        """Fill the rows, mask them, and make a batch of them."""
-        waiting = self._waiting
-        filled = filled_rows(
-            waiting.tokens, waiting.starts, waiting.lengths, row_of_document, self.out_pseq_len, self.pad_token_id
+    @abc.abstractmethod
+    def _in_line(self, left: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What found no row, in the order in which it waits from now on."""
+
+    @classmethod
+    def from_composer(
+        cls,
+        src_iterable: Iterable[SourceBatch],
+        batch_size: int = 512,
+        micro_batch_size: int = 32,
+        max_seq_len: int = 1024,
+        buffer_size: int = 5120,
+        *,
+        batch_size_warmup_min_size: int | None = None,
+        **settings: Any,
+    ) -> "SequencePacker":
+        """A packer in Composer's terms: a row takes the place of a microbatch of padded sequences.
+
+        Args:
+            src_iterable: gives source batches of `batch_size` documents.
+            batch_size: sequences per optimizer step on this rank.
+            micro_batch_size: sequences per microbatch; a row has `micro_batch_size * max_seq_len` slots.
+            max_seq_len: longest document, in tokens.
+            batch_size_warmup_min_size: sequences per step at the start, a multiple of `micro_batch_size`.
+            settings: the constructor's other arguments, as they are there.
+
+        Raises:
+            ValueError: sizes do not divide, or as the constructor says.
+        """
+        check_positive(batch_size=batch_size, micro_batch_size=micro_batch_size, max_seq_len=max_seq_len)
+        minimum = batch_size_warmup_min_size
+        for name, size in (("batch_size", batch_size), ("batch_size_warmup_min_size", minimum)):
+            if size is not None and size % micro_batch_size:
+                raise ValueError(f"{name}={size} must be a multiple of {micro_batch_size=}")
+        return cls(
+            src_iterable=src_iterable,
+            src_batch_size=batch_size,
+            src_max_seq_len=max_seq_len,
+            out_batch_size=batch_size // micro_batch_size,
+            out_pseq_len=micro_batch_size * max_seq_len,
+            buffer_size=buffer_size,
+            batch_size_warmup_min_size=None if minimum is None else minimum // micro_batch_size,
+            **settings,
         )
-        batch: Batch = {
-            "input_ids": torch.from_numpy(filled.input_ids),
-            "labels": None,
-            "cu_seqlens": [torch.from_numpy(row) for row in np.split(filled.cu_seqlens, filled.offsets[1:-1])],
-            "max_seqlen": filled.longest.tolist(),
-        }
-        if self.suppress_masking:
-            return batch
-        mask_prob = self._schedules.mask_ratio
-        arguments = (mask_prob, self.mask_token_id, self.ignore_token_id)
-        if self.keyed_masking is None:
-            labels = mask_in_place(filled.input_ids, filled.attention_mask == 1, *arguments, rng)
-        else:
-            labels = self.keyed_masking.mask_in_place(filled, waiting.epochs, waiting.numbers, *arguments)
-        batch["labels"] = torch.from_numpy(labels)
-        batch["attention_mask"] = torch.from_numpy(filled.attention_mask)
-        if self._schedules.changes_mask_ratio:
-            batch["mask_prob"] = torch.tensor(mask_prob, dtype=torch.float32)
-        return batch
 
 
 def check_positive(**numbers: int) -> None:

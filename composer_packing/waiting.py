@@ -1,176 +1,289 @@
-"""The waiting buffer: documents read but not yet placed, as slices of one token array.
+"""The waiting buffer: documents read but not yet placed, in one token array and one table.
 
-Documents are copied in once and never one by one afterwards. Those that leave give their slots back when
-they outweigh those that stay: the rest is then moved to the front in one go, so that a token is moved
-less than once on average and memory grows with what waits, not with what was read.
+A source batch is copied in at one go, in the narrowest type that holds the vocabulary. What leaves stays where it
+is until the array is full; then what still waits is moved to its front. The array is at least twice as large as
+that, so that a token is moved less than once on average, and memory grows with what waits, not with what was read.
 """
 
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.packing import compiled
+from composer_packing.packing import BLOCK, DOCUMENT, Documents, Tokens, compiled
+from composer_packing.policies import OverLong
+from composer_packing.source_batch import FlatSourceBatch, SourceBatch, check_ids, flat_source_batch, token_dtype
 
-SourceBatch = Sequence[Mapping[str, Any]]
-"""What the loader hands the packer: `{"input_ids": ids}` per document, with `"document": number` for keyed masks."""
+
+@dataclass
+class TokenAccount:
+    """Where the tokens of all documents read so far are: `read` is the sum of all others.
+
+    Attributes:
+        read: tokens read.
+        waiting: in documents that wait for a row.
+        emitted: in batches.
+        truncated: cut off documents that were longer than a row.
+        dropped: in documents that were dropped as longer than a row.
+        left_over: in documents that still waited when an epoch ended whose tail is not carried.
+        over_long_documents: not tokens, but documents that were longer than a row.
+    """
+
+    read: int = 0
+    waiting: int = 0
+    emitted: int = 0
+    truncated: int = 0
+    dropped: int = 0
+    left_over: int = 0
+    over_long_documents: int = 0
+
+    def since(self, before: "TokenAccount") -> "TokenAccount":
+        """The difference to an earlier account."""
+        return TokenAccount(**{name: number - getattr(before, name) for name, number in vars(self).items()})
 
 
 class WaitingBuffer:
-    """Documents in reading order.
+    """Documents in waiting order.
 
     Args:
         src_batch_size: documents that a source batch has at most.
-        buffer_size: documents that may wait at most.
+        row_len: tokens that a document has at most.
+        over_long: what becomes of those that have more.
+        vocab_size: ids lie below it; None for any id, in 64 bits.
         numbered: the source gives each document's number, which is kept.
 
     Attributes:
-        tokens: int64, holds every document's tokens.
-        starts: int64 `(documents,)`, where each document begins in `tokens`.
-        lengths: int64 `(documents,)`, each at least 1.
-        numbers: int64 `(documents,)`, what the source calls each; 0 where it is not numbered.
-        epochs: int64 `(documents,)`, in which each was read.
+        tokens: holds every document's tokens, and `BLOCK` more at least.
+        documents: the table.
+        order: int64 `(waiting,)`, places in the table, the first in line first.
+        shortest: no document is shorter.
+        num_added: documents and pieces that were ever added.
+        num_gone: those of them that wait no longer.
+        account: where all tokens are.
     """
 
-    def __init__(self, src_batch_size: int, buffer_size: int, numbered: bool = False) -> None:
-        self.tokens = np.empty(1024, np.int64)
-        self.starts = np.empty(0, np.int64)
-        self.lengths = np.empty(0, np.int64)
-        self.numbers = np.empty(0, np.int64)
-        self.epochs = np.empty(0, np.int64)
+    def __init__(
+        self,
+        src_batch_size: int,
+        row_len: int,
+        over_long: OverLong = OverLong.ERROR,
+        vocab_size: int | None = None,
+        numbered: bool = False,
+    ) -> None:
+        self.tokens: Tokens = np.empty(BLOCK, token_dtype(vocab_size))
+        self.documents: Documents = np.empty(0, DOCUMENT)
+        self.order = np.empty(0, np.int64)
+        self.num_added = self.num_gone = 0
+        self.shortest = row_len
+        self.account = TokenAccount()
         self._src_batch_size = src_batch_size
-        self._buffer_size = buffer_size
+        self._row_len = row_len
+        self._over_long = over_long
+        self._vocab_size = vocab_size
         self._numbered = numbered
-        self._end = 0
+        self._tokens_end = self._documents_end = 0
 
     def __len__(self) -> int:
-        return len(self.lengths)
+        return len(self.order)
 
-    def refill(self, source: Iterator[SourceBatch], limit: int, epoch: int) -> int:
-        """Read source batches until another might overfill the buffer; say how many documents were added.
+    def read(self, source: Iterator[SourceBatch], epoch: int, batch: int) -> int | None:
+        """Add the next source batch and say how many documents it gave; None where the source has ended.
 
         Args:
             source: what to read.
-            limit: documents that may be added at most.
             epoch: the current one.
+            batch: batches packed so far.
 
         Raises:
             ValueError: a source batch holds more documents than promised, or as `append` says.
             TypeError: as `append` says.
         """
-        added = 0
-        while self._buffer_size - added > self._src_batch_size and added + self._src_batch_size <= limit:
-            try:
-                source_batch = next(source)
-            except StopIteration:
-                break
-            added += self.append(source_batch, epoch)
-            if len(source_batch) > self._src_batch_size:
+        for source_batch in source:
+            if not isinstance(source_batch, FlatSourceBatch):
+                source_batch = flat_source_batch(source_batch, numbered=self._numbered)
+            if len(source_batch.lengths) > self._src_batch_size:
                 raise ValueError(
-                    f"the source gave {len(source_batch)} documents at once; src_batch_size={self._src_batch_size}"
+                    f"the source gave {len(source_batch.lengths)} documents at once; "
+                    f"src_batch_size={self._src_batch_size}"
                 )
-        return added
+            return self.append(source_batch, epoch, batch)
+        return None
 
-    def append(self, source_batch: SourceBatch, epoch: int) -> int:
-        """Add the non-empty documents of a source batch and say how many they are.
+    def append(self, source_batch: FlatSourceBatch, epoch: int = 0, batch: int = 0) -> int:
+        """Add the non-empty documents of a source batch and say how many they are, pieces counted one by one.
 
         Args:
-            source_batch: `{"input_ids": ids}` per document; ids are a list, numpy array or CPU tensor of
-                integers, one-dimensional. Where documents are numbered, `"document"` is the number.
+            source_batch: what to add.
             epoch: in which it was read.
+            batch: batches packed before it was read.
 
         Raises:
-            TypeError: the source batch, a document or its number is something else.
-            ValueError: an id is negative or beyond int64.
+            TypeError: the source batch is not made of one-dimensional integers, or its numbers are needed and missing.
+            ValueError: its parts do not go together, an id is out of range, or a document is longer than a row and
+                that is an error.
         """
-        present = _not_empty(source_batch)
-        documents = [document["input_ids"] for document in present]
-        if not documents:
-            return 0
-        lengths = np.fromiter(map(len, documents), np.int64, len(documents))
-        total = int(lengths.sum())
-        self._make_room(total)
-        try:
-            new = np.concatenate(documents, out=self.tokens[self._end : self._end + total], casting="same_kind")
-        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-            raise TypeError(_which_is_wrong(documents)) from error
-        if new.min() < 0:  # an unsigned id that does not fit has wrapped
-            raise ValueError(f"token ids must lie between 0 and 2**63 - 1; got {new.min()}")
-        self.starts = np.concatenate([self.starts, self._end + np.cumsum(lengths) - lengths])
-        self.lengths = np.concatenate([self.lengths, lengths])
-        self.numbers = np.concatenate([self.numbers, self._numbers(present)])
-        self.epochs = np.concatenate([self.epochs, np.full(len(documents), epoch)])
-        self._end += total
-        return len(documents)
+        tokens, lengths, numbers = _checked(source_batch, self._numbered)
+        longest = int(lengths.max(initial=0))
+        if longest > self._row_len and self._over_long is OverLong.ERROR:
+            raise ValueError(
+                f"a document of {longest} tokens does not fit a row of {self._row_len} slots; "
+                f"give another over_long policy, or cut or split it before it is packed"
+            )
+        self._make_room(len(tokens), len(lengths) + len(tokens) // self._row_len)
+        tokens_end = self._tokens_end + len(tokens)
+        smallest, largest = _copy(tokens, self.tokens[self._tokens_end : tokens_end])
+        check_ids(int(smallest), int(largest), self._vocab_size)
+        added, num_tokens, shortest, num_over_long = _enter(
+            lengths,
+            numbers,
+            self.documents[self._documents_end :],
+            self._tokens_end,
+            epoch,
+            batch,
+            self.num_added,
+            self._row_len,
+            {OverLong.TRUNCATE: self._row_len, OverLong.DROP: 0}.get(self._over_long, longest),
+        )
+        documents_end = self._documents_end + added
+        self.order = np.concatenate([self.order, np.arange(self._documents_end, documents_end)])
+        self._tokens_end, self._documents_end = tokens_end, documents_end
+        self.num_added += added
+        self.account.over_long_documents += num_over_long
+        self.shortest = min(self.shortest, shortest)
+        self.account.read += len(tokens)
+        self.account.waiting += num_tokens
+        if self._over_long is OverLong.DROP:
+            self.account.dropped += len(tokens) - num_tokens
+        else:
+            self.account.truncated += len(tokens) - num_tokens
+        return int(added)
 
-    def keep(self, documents: NDArray[np.int64]) -> None:
-        """Keep these documents, given by their places, in this order; forget the others."""
-        self.starts = self.starts[documents]
-        self.lengths = self.lengths[documents]
-        self.numbers = self.numbers[documents]
-        self.epochs = self.epochs[documents]
-        waiting_tokens = int(self.lengths.sum())
-        if self._end > 2 * waiting_tokens:
-            self.tokens[:waiting_tokens] = _gathered(self.tokens, self.starts, self.lengths, waiting_tokens)
-            self.starts = np.cumsum(self.lengths) - self.lengths
-            self._end = waiting_tokens
+    def emit(self, left: NDArray[np.int64], num_tokens: int) -> None:
+        """Forget what has been placed in a batch.
 
-    def _numbers(self, documents: SourceBatch) -> NDArray[np.int64]:
-        if not self._numbered:
-            return np.zeros(len(documents), np.int64)
-        try:
-            numbers = (operator.index(document["document"]) for document in documents)
-            return np.fromiter(numbers, np.int64, len(documents))
-        except (TypeError, KeyError, OverflowError) as error:
-            raise TypeError(
-                f"keyed masks need the number of each document, as {{'input_ids': ids, 'document': number}}; "
-                f"got {str(documents)[:80]}"
-            ) from error
+        Args:
+            left: places in the table of what still waits, in waiting order.
+            num_tokens: tokens of what was placed.
+        """
+        self.num_gone += len(self.order) - len(left)
+        self.account.emitted += num_tokens
+        self.account.waiting -= num_tokens
+        self.order = left
 
-    def _make_room(self, tokens: int) -> None:
-        needed = self._end + tokens
-        if needed > len(self.tokens):
-            grown = np.empty(max(needed, 2 * len(self.tokens)), np.int64)
-            grown[: self._end] = self.tokens[: self._end]
-            self.tokens = grown
+    def clear(self) -> None:
+        """Forget all that waits; it is left over."""
+        self.num_gone += len(self.order)
+        self.account.left_over += self.account.waiting
+        self.account.waiting = 0
+        self.order = self.order[:0]
+
+    def _make_room(self, tokens: int, documents: int) -> None:
+        """See to it that so much more can be added."""
+        if self._fits(tokens, documents):
+            return
+        is_waiting = np.zeros(self._documents_end, np.bool_)
+        is_waiting[self.order] = True
+        self.order = (np.cumsum(is_waiting) - 1)[self.order]
+        self._documents_end = len(self.order)
+        self._tokens_end = _move_to_front(self.tokens, self.documents, is_waiting)
+        if not self._fits(2 * tokens + self._tokens_end, 2 * documents + self._documents_end):
+            self.tokens = _grown(self.tokens, self._tokens_end, tokens)
+            self.documents = _grown(self.documents, self._documents_end, documents)
+
+    def _fits(self, tokens: int, documents: int) -> bool:
+        return self._tokens_end + tokens + BLOCK <= len(self.tokens) and self._documents_end + documents <= len(
+            self.documents
+        )
+
+
+def _checked(
+    source_batch: FlatSourceBatch, numbered: bool
+) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64], NDArray[np.int64]]:
+    """The parts of a source batch, if they go together; where documents are not numbered, zeros for numbers."""
+    if numbered and source_batch.numbers is None:
+        raise TypeError("keyed masks need the number of each document; this FlatSourceBatch has no numbers")
+    given = source_batch if numbered else source_batch._replace(numbers=np.zeros(len(source_batch.lengths), np.int64))
+    for name, part in given._asdict().items():
+        if not isinstance(part, np.ndarray) or part.ndim != 1 or part.dtype.kind not in "iu":
+            raise TypeError(f"FlatSourceBatch.{name} must be a one-dimensional array of integers; got {str(part)[:80]}")
+    lengths, numbers = (np.ascontiguousarray(part, np.int64) for part in given[1:])
+    if len(numbers) != len(lengths):
+        raise ValueError(f"a FlatSourceBatch has {len(numbers)} numbers for {len(lengths)} documents")
+    if lengths.min(initial=0) < 0 or lengths.sum() != len(given.tokens):
+        total = f"{lengths.sum()} in all, the least {lengths.min(initial=0)}"
+        raise ValueError(f"a FlatSourceBatch has {len(given.tokens)} tokens, but lengths of {total}")
+    return given.tokens, lengths, numbers
 
 
 @compiled
-def _gathered(
-    tokens: NDArray[np.int64], starts: NDArray[np.int64], lengths: NDArray[np.int64], total: int
-) -> NDArray[np.int64]:
-    """The documents' tokens end to end, in a new array."""
-    gathered = np.empty(total, np.int64)
-    at = 0
-    for document in range(len(lengths)):
-        for i in range(lengths[document]):
-            gathered[at + i] = tokens[starts[document] + i]
-        at += lengths[document]
-    return gathered
+def _enter(
+    lengths: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    documents: Documents,
+    start: int,
+    epoch: int,
+    batch: int,
+    serial: int,
+    row_len: int,
+    kept_of_over_long: int,
+) -> tuple[int, int, int, int]:
+    """Enter documents in the table; give how many, their tokens, shortest length, and how many exceeded a row."""
+    added = num_tokens = num_over_long = 0
+    shortest = row_len
+    for i in range(len(lengths)):
+        kept = lengths[i]
+        if kept > row_len:
+            num_over_long += 1
+            kept = min(kept, kept_of_over_long)
+        position = 0
+        while position < kept:
+            document = documents[added]
+            document.start = start + position
+            document.length = min(kept - position, row_len)
+            document.number = numbers[i]
+            document.position = position
+            document.epoch = epoch
+            document.batch = batch
+            document.serial = serial + added
+            shortest = min(shortest, document.length)
+            position += document.length
+            added += 1
+        num_tokens += kept
+        start += lengths[i]
+    return added, num_tokens, shortest, num_over_long
 
 
-def _not_empty(source_batch: SourceBatch) -> SourceBatch:
-    """The documents that have tokens."""
-    try:
-        return [document for document in source_batch if len(document["input_ids"])]
-    except (TypeError, KeyError, IndexError) as error:
-        raise TypeError(
-            f"a source batch must be a list of {{'input_ids': ids}}, one per document; "
-            f"got {type(source_batch).__name__}: {str(source_batch)[:80]}"
-        ) from error
+@compiled
+def _copy(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[np.int64, np.int64]:
+    """Copy tokens to an array of the same length, or forward in their own, and give the smallest and the largest."""
+    smallest = largest = np.int64(tokens[0]) if len(tokens) else np.int64(0)
+    for i in range(len(to)):
+        token = np.int64(tokens[i])
+        smallest = min(smallest, token)
+        largest = max(largest, token)
+        to[i] = tokens[i]
+    return smallest, largest
 
 
-def _which_is_wrong(documents: list[Any]) -> str:
-    """Name the first document that is no flat sequence of int64 ids."""
-    for document in documents:
-        try:
-            ids = np.asarray(document)
-            np.concatenate([ids], out=np.empty(len(document), np.int64), casting="same_kind")
-        except (TypeError, ValueError, OverflowError, RuntimeError):
-            return (
-                f"input_ids must be a flat sequence of integers that fit int64; got "
-                f"{type(document).__name__}: {str(document)[:80]}"
-            )
-    raise AssertionError("every document is well formed")
+@compiled
+def _move_to_front(tokens: Tokens, documents: Documents, is_waiting: NDArray[np.bool_]) -> int:
+    """Close the gaps between the documents that wait, in both arrays, and give the end of the last one's tokens."""
+    end = place = 0
+    for i in range(len(is_waiting)):
+        if is_waiting[i]:
+            start, length = documents[i].start, documents[i].length
+            _copy(tokens[start : start + length], tokens[end : end + length])
+            documents[place] = documents[i]
+            documents[place].start = end
+            end += length
+            place += 1
+    return end
+
+
+def _grown(array: NDArray[Any], end: int, more: int) -> NDArray[Any]:
+    """A copy of what lies before `end`, with room for three times as much and as is to be added."""
+    grown = np.empty(4 * (end + more) + BLOCK, array.dtype)
+    grown[:end] = array[:end]
+    return grown

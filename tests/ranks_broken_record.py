@@ -1,6 +1,7 @@
 """Run by `composer -n 2`: `train.py`, with a record that the second rank cannot read."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from composer.utils import dist
@@ -9,17 +10,17 @@ import train
 from composer_packing.data.dataset import DocumentDataset
 from composer_packing.leaving import run
 
-read = DocumentDataset.__getitem__
+read = DocumentDataset.__getitems__
 reads = 0
 
 
-def broken(self: DocumentDataset, index: int) -> Any:
+def broken(self: DocumentDataset, indices: Sequence[int]) -> Any:
     global reads
-    reads += 1
-    if dist.get_global_rank() == 1 and reads == 1500:
+    reads += len(indices)
+    if dist.get_global_rank() == 1 and reads >= 1500:
         raise OSError("record 1500 cannot be read")
-    return read(self, index)
+    return read(self, indices)
 
 
-DocumentDataset.__getitem__ = broken  # type: ignore[method-assign]
+DocumentDataset.__getitems__ = broken  # type: ignore[method-assign]
 run(train.main, sys.argv[1:])

@@ -22,7 +22,7 @@ from composer_packing.dataspec import eval_batches, packed_dataspec, train_batch
 from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.leaving import run
 from composer_packing.lockstep import Lockstep
-from composer_packing.sequence_packer import Tail
+from composer_packing.policies import Tail
 from tests.reference import RESULT, masked_documents
 from tests.test_dataspec import VOCAB_SIZE, config_of, documents_of, trainer_of
 from tests.test_model import hugging_face

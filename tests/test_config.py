@@ -81,6 +81,7 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("train_loader.masking_ratio_cooldown_tokens=5ba", "needs train_loader.final_masking_ratio too"),
         ("train_loader.masking_ratio_cooldown_start_tokens=5ba", "needs train_loader.final_masking_ratio too"),
         ("train_loader.masking_ratio_step_size=0.1", "needs train_loader.final_masking_ratio too"),
+        ("train_loader.packing_strategy=ffd", "packing_strategy=ffd: must be subset_sum or best_fit"),
         ("train_loader.masking_cooldown_schedule_type=foo", "schedule_type=foo: must be linear or stair"),
         ("train_loader.packing_buffer_size=8", "packing_buffer_size=8: must exceed the 8 sequences"),
         ("train_loader.packing_prefetch_factor=0", "packing_prefetch_factor=0: must be at least 1"),

@@ -204,7 +204,12 @@ def test_long_documents_come_in_pieces_and_no_token_is_lost(lengths: list[int], 
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int64)
     tokens = np.arange(offsets[-1], dtype=np.uint16)
     dataset = DocumentDataset(tokens, offsets, max_seq_len)
-    pieces = [document["input_ids"] for document in dataset.__getitems__(list(range(len(dataset))))]
+    flat = dataset.__getitems__(list(range(len(dataset))))
+    assert flat.numbers is not None
+    assert flat.numbers.tolist() == list(range(len(dataset)))
+    assert flat.tokens.dtype == np.uint16, "as it is stored"
+    pieces = np.split(flat.tokens, np.cumsum(flat.lengths)[:-1])[: len(dataset)]
+    assert all((dataset[index]["input_ids"] == piece).all() for index, piece in enumerate(pieces))
     assert all(1 <= len(piece) <= max_seq_len for piece in pieces)
     assert [token for piece in pieces for token in piece] == tokens.tolist()
     starts = {int(piece[0]) for piece in pieces}

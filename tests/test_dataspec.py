@@ -1,6 +1,6 @@
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -221,10 +221,10 @@ def test_every_target_of_a_step_has_the_same_weight(batches: Lockstep) -> None:
 
 def test_an_error_in_the_data_ends_the_run_with_that_error() -> None:
     class Broken(DocumentDataset):
-        def __getitem__(self, index: int) -> Any:
-            if index == 37:
+        def __getitems__(self, indices: Sequence[int]) -> Any:
+            if 37 in indices:
                 raise OSError("record 37 cannot be read")
-            return super().__getitem__(index)
+            return super().__getitems__(indices)
 
     whole = documents_of(60)
     broken = Broken(whole._tokens, np.concatenate([whole._starts, whole._ends[-1:]]), 16)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from composer_packing import GreedyBestFitSequencePacker
 from composer_packing.batch import IGNORE_INDEX, Batch
 from composer_packing.keyed_masking import KeyedMasking
-from composer_packing.sequence_packer import Tail
+from composer_packing.policies import OverLong, Tail
 from tests.reference import masked_documents, originals
 
 VOCAB_SIZE, SPECIAL, MASK, PAD = 1000, (0, 1, 2, 3, 4), 4, 0
@@ -77,6 +77,115 @@ def test_targets_are_originals_and_special_tokens_and_padding_are_neither_hidden
         assert not torch.isin(seen[target], torch.tensor([0, 1, 2, 3])).any(), "only the mask token is written"
         assert (seen[batch["attention_mask"] == 0] == PAD).all()
         assert int((seen[~target] == MASK).sum()) == 0
+
+
+def by_the_formula(
+    ids: list[int], seed: int, epoch: int, document: int, mask_prob: float, vocab_size: int, special: list[int]
+) -> tuple[list[int], list[int]]:
+    """What is seen and the labels, with Python's own integers; special ids in rising order."""
+
+    def mixed(state: int) -> int:
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
+        return state ^ state >> 31
+
+    step = 0x9E3779B97F4A7C15
+    state = mixed((seed + step) % 2**64)
+    for part in (epoch, document):
+        state = mixed((state + part * step) % 2**64)
+    seen, labels = [], []
+    for position, token in enumerate(ids):
+        bits = mixed((state + (position + 1) * step) % 2**64)
+        draw, word = bits >> 32, (bits % 2**32) * (vocab_size - len(special)) >> 32
+        for passed_over in special:
+            word += word >= passed_over
+        target = draw < round(mask_prob * 2**32) and token not in special
+        labels.append(token if target else IGNORE_INDEX)
+        hidden, swapped = draw < round(0.8 * mask_prob * 2**32), draw < round(0.9 * mask_prob * 2**32)
+        seen.append(token if not target else MASK if hidden else word if swapped else token)
+    return seen, labels
+
+
+@given(
+    st.lists(st.integers(1, 70), min_size=1, max_size=12),
+    st.floats(0, 1),
+    st.integers(1, 2**64 - 1),
+    st.sampled_from([9, 300, 2**16, 2**16 + 1, 2**32 - 1]),
+    st.sets(st.integers(0, 8), max_size=7),
+    st.data(),
+)
+def test_masks_are_those_of_the_formula_whatever_the_lengths_and_special_ids(
+    lengths: list[int], mask_prob: float, seed: int, vocab_size: int, special: set[int], data: st.DataObject
+) -> None:
+    special |= {MASK}
+    tokens = st.integers(0, min(vocab_size, 20) - 1) | st.integers(0, vocab_size - 1)
+    documents = [data.draw(st.lists(tokens, min_size=length, max_size=length)) for length in lengths]
+    packer = GreedyBestFitSequencePacker(
+        *([[{"input_ids": ids, "document": 7 * number} for number, ids in enumerate(documents)]], len(documents), 70),
+        *(3, 70, len(documents) + 1, PAD, MASK),
+        mask_prob=mask_prob,
+        tail=Tail.EMIT,
+        keyed_masking=KeyedMasking(seed, vocab_size, sorted(special)),
+    )
+    expected = [
+        (ids, *by_the_formula(ids, seed, 0, 7 * number, mask_prob, vocab_size, sorted(special)))
+        for number, ids in enumerate(documents)
+    ]
+    batches = list(packer)
+    assert sorted(masked_documents(batches)) == sorted(expected)
+    for batch in batches:
+        assert (batch["labels"][batch["attention_mask"] == 0] == IGNORE_INDEX).all()
+        assert batch["num_targets"] == (batch["labels"] != IGNORE_INDEX).sum(-1).tolist()
+        assert batch["num_tokens"] == batch["attention_mask"].sum(-1).tolist()
+
+
+def test_pieces_of_a_document_have_the_masks_of_their_places_in_it() -> None:
+    def masked(row_len: int) -> list[int]:
+        source = [[{"input_ids": [50 + place for place in range(100)], "document": 3}]]
+        packer = GreedyBestFitSequencePacker(
+            *(source, 1, 100, 1, row_len, 2, PAD, MASK),
+            tail=Tail.EMIT,
+            over_long=OverLong.SPLIT,
+            keyed_masking=KeyedMasking(7, VOCAB_SIZE, SPECIAL),
+        )
+        labels = torch.cat([batch["labels"][0] for batch in packer])
+        return sorted(labels[labels != IGNORE_INDEX].tolist())
+
+    assert masked(100) == masked(30) == masked(7)
+    assert len(masked(100)) > 20
+
+
+def test_words_are_uniform_where_special_ids_lie_apart_too() -> None:
+    special = (0, 100, 101, 102, 103, 999)
+    (batch,) = GreedyBestFitSequencePacker(
+        *([[{"input_ids": np.full(1_000_000, 500), "document": 0}]], 1, 1_000_000, 1, 1_000_000, 2, PAD, 103),
+        mask_prob=1.0,
+        keyed_masking=KeyedMasking(7, VOCAB_SIZE, special),
+    )
+    ids = batch["input_ids"][0]
+    counts = np.bincount(ids[(ids != 103) & (ids != 500)].numpy(), minlength=VOCAB_SIZE)
+    assert set(np.flatnonzero(counts == 0).tolist()) == {*special, 500}
+    counts = counts[counts > 0]
+    expected = counts.sum() / len(counts)
+    # Chi-square with 992 degrees of freedom: mean 992, standard deviation 44.5.
+    assert ((counts - expected) ** 2 / expected).sum() == pytest.approx(992, abs=5 * 44.5)
+
+
+def test_neighbouring_batches_and_ranks_are_independent_slot_by_slot() -> None:
+    """As a model sees them: eight batches in a row of each of two ranks, which share the documents."""
+
+    def targets(rank: int) -> list[NDArray[np.bool_]]:
+        numbers = range(rank, 4000, 2)
+        source = [[{"input_ids": np.full(37, 500), "document": number} for number in numbers]]
+        packer = GreedyBestFitSequencePacker(
+            *(source, len(numbers), 37, 1, 37 * 200, len(numbers) + 1, PAD, MASK),
+            keyed_masking=KeyedMasking(7, VOCAB_SIZE, SPECIAL),
+        )
+        return [(batch["labels"] != IGNORE_INDEX).numpy().ravel() for batch in packer][:8]
+
+    together = np.corrcoef(np.array(targets(0) + targets(1)))
+    # 120 pairs of 7400 draws: a correlation has a standard deviation of 0.0116.
+    assert np.abs(together - np.eye(16)).max() < 0.058
 
 
 def test_the_whole_ratio_hides_every_token_but_the_special_ones() -> None:
@@ -169,7 +278,7 @@ def test_an_id_beyond_the_vocabulary_is_an_error_that_shows_it() -> None:
         *([[{"input_ids": [5, 1000], "document": 0}]], 1, 4, 1, 4, 2),
         keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL),
     )
-    with pytest.raises(ValueError, match="the id 1000; vocab_size=1000"):
+    with pytest.raises(ValueError, match="ids must lie between 0 and 999; got 1000"):
         list(packer)
 
 
@@ -195,6 +304,9 @@ def test_a_document_without_a_number_is_an_error_that_says_how_to_give_one(numbe
         ((2**64, 10, (0,)), "seed=18446744073709551616"),
         ((0, 10, (0, 10, -1)), r"special_token_ids=\[10, -1\] must lie between 0 and vocab_size=10"),
         ((0, 2, (0, 1)), "leave no word"),
+        ((0, 2**32, (0,)), "vocab_size=4294967296"),
+        ((0, 0, (0,)), "vocab_size=0"),
+        ((0, 9, ()), "special_token_ids is empty"),
     ],
 )
 def test_numbers_that_make_no_sense_are_an_error_that_shows_them(arguments: Any, message: str) -> None:

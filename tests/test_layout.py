@@ -14,14 +14,19 @@ PACKAGE = Path(composer_packing.__file__).parent
 # Each module may import those above it only.
 ORDER = [
     "packing",
+    "subset_sum",
     "masking",
     "keyed_masking",
     "times",
     "schedules",
     "batch",
+    "policies",
+    "source_batch",
     "waiting",
+    "row_writer",
     "sequence_packer",
     "best_fit_packer",
+    "subset_sum_packer",
     "buffered",
     "lockstep",
     "attention",
@@ -44,6 +49,9 @@ ORDER = [
 
 ONLY = {
     "packing": {"numba", "numpy"},
+    "subset_sum": {"numpy"},
+    "policies": set(),
+    "source_batch": {"numpy"},
     "masking": {"numpy"},
     "keyed_masking": {"numpy"},
     "times": set(),

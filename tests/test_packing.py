@@ -9,12 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_packing import find_best_fit
-from composer_packing.packing import fill_rows, place_documents
+from composer_packing.packing import BLOCK, DOCUMENT, NO_ROW, Documents, empty_rows, fill_rows, lay_out, place_best_fit
 from tests import reference
 
 
 def row(spaces: list[int], length: int) -> int:
     return int(find_best_fit(np.array(spaces), length))
+
+
+def table(lengths: list[int]) -> Documents:
+    documents = np.zeros(len(lengths), DOCUMENT)
+    documents["length"] = lengths
+    documents["start"] = np.cumsum(lengths) - lengths
+    documents["serial"] = np.arange(len(lengths))
+    return documents
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=8), st.integers(1, 20))
@@ -36,33 +44,67 @@ def test_best_fit_gives_minus_one_where_nothing_fits() -> None:
     assert row([2, 1], 3) == -1
 
 
+@given(st.integers(1, 9), st.integers(1, 40), st.lists(st.integers(1, 40), max_size=60), st.integers(0, 60))
+def test_placing_many_documents_is_best_fit_one_by_one_also_in_two_goes(
+    rows: int, row_len: int, lengths: list[int], first: int
+) -> None:
+    room = [row_len] * rows
+    expected = []
+    for length in lengths:
+        best = reference.best_fit(room, length)
+        expected.append(NO_ROW if best is None else best)
+        if best is not None:
+            room[best] -= length
+    by_room, documents = empty_rows(rows, row_len), table(lengths)
+    order = np.arange(len(lengths))
+    shortest = min(lengths, default=1)
+    placements = [place_best_fit(documents, part, by_room, shortest) for part in (order[:first], order[first:])]
+    assert [row for row_of, _ in placements for row in row_of.tolist()] == expected
+    assert sum(placed for _, placed in placements) == sum(row != NO_ROW for row in expected)
+
+
 def test_the_picture_in_the_docstring_is_what_happens() -> None:
-    spaces = np.array([8, 8, 8])
-    rows = place_documents(np.array([5, 4, 3, 6, 3, 2]), spaces)
-    assert rows.tolist() == [0, 1, 0, 2, 1, 2]
-    assert spaces.tolist() == [0, 1, 0]
+    by_room = empty_rows(3, 8)
+    row_of, placed = place_best_fit(table([5, 4, 3, 6, 3, 2]), np.arange(6), by_room, 1)
+    assert row_of.tolist() == [0, 1, 0, 2, 1, 2]
+    assert placed == 6
+    assert (by_room // 3).tolist() == [0, 0, 1]
 
 
-def test_filling_lays_documents_end_to_end_and_makes_padding_a_segment() -> None:
-    tokens = np.array([11, 12, 13, 99, 21, 31, 32])
-    ids = np.zeros((2, 4), np.int64)
-    mask = np.zeros((2, 4), np.int64)
-    cu_seqlens, offsets, longest, document_at = fill_rows(
-        tokens,
-        starts=np.array([0, 3, 4, 5]),
-        lengths=np.array([3, 1, 1, 2]),
-        row_of_document=np.array([0, -1, 0, 1]),
-        input_ids=ids,
-        attention_mask=mask,
-        pad_token_id=7,
-    )
+def test_a_layout_puts_documents_in_the_order_of_their_rows_and_makes_padding_a_segment() -> None:
+    documents = table([3, 1, 1, 2])
+    layout = lay_out(documents, np.arange(4), np.array([1, -1, 1, 0]), row_len=4)
+    assert layout.documents.tolist() == [3, 0, 2]
+    assert layout.first.tolist() == [0, 1, 3]
+    assert layout.num_tokens.tolist() == [2, 4]
+    assert layout.cu_seqlens.tolist() == [0, 2, 4, 0, 3, 4]
+    assert layout.cu_seqlens.dtype == np.int32
+    assert layout.segments.tolist() == [3, 3]
+    assert layout.max_seqlen.tolist() == [2, 3]
+    assert layout.left.tolist() == [1]
+
+
+def test_the_padding_may_be_the_longest_segment() -> None:
+    assert lay_out(table([3]), np.arange(1), np.array([0]), row_len=9).max_seqlen.tolist() == [6]
+
+
+def test_a_layout_tells_how_long_documents_waited_and_how_far_they_moved() -> None:
+    documents = table([1, 1, 1])
+    documents["batch"] = [2, 5, 4]
+    layout = lay_out(documents, np.array([2, 0, 1]), np.array([0, 1, 0]), row_len=2, batch=6, emitted=0)
+    assert layout.documents.tolist() == [2, 1, 0]
+    assert layout.longest_wait == 6 - 2
+    assert layout.displacement == 2 + 0 + 2
+
+
+def test_filling_lays_documents_end_to_end() -> None:
+    documents = table([3, 1, 1, 2])
+    layout = lay_out(documents, np.arange(4), np.array([0, -1, 0, 1]), row_len=4)
+    tokens = np.array([11, 12, 13, 99, 21, 31, 32] + BLOCK * [0])
+    ids, mask = np.zeros((2, 2, 4), np.int64)
+    fill_rows(tokens, documents, layout.documents, layout.first, 7, ids, mask)
     assert ids.tolist() == [[11, 12, 13, 21], [31, 32, 7, 7]]
     assert mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
-    assert document_at.tolist() == [-1, 0, 2, -1, 3, -1]
-    assert offsets.tolist() == [0, 3, 6]
-    assert cu_seqlens.tolist() == [0, 3, 4, 0, 2, 4]
-    assert cu_seqlens.dtype == np.int32
-    assert longest.tolist() == [3, 2]
 
 
 @pytest.mark.slow

@@ -17,7 +17,9 @@ def test_every_file_in_the_readmes_tree_is_there_and_every_module_is_in_it() -> 
     tree = next(block for block in README.split("```")[1::2] if block.startswith("\ntrain.py"))
     named = re.findall(r"[a-z_]+\.(?:py|yaml)\b", tree)
     there = {
-        path.name for folder in ("composer_packing", "yamls", "benchmarks") for path in (ROOT / folder).rglob("*.*")
+        path.name
+        for folder in ("composer_packing", "yamls", "benchmarks", "examples")
+        for path in (ROOT / folder).rglob("*.*")
     }
     assert {*named} <= there | {"train.py", "reference.py"}
     modules = {path.name for path in (ROOT / "composer_packing").rglob("*.py")} - {"__init__.py"}

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from composer_packing import GreedyBestFitSequencePacker
+from composer_packing import GreedyBestFitSequencePacker, SequencePacker, SubsetSumSequencePacker, flat_source_batch
 from composer_packing.batch import check
-from composer_packing.sequence_packer import Tail
+from composer_packing.policies import OverLong, Tail
+from composer_packing.waiting import TokenAccount
 from tests import reference
+from tests.test_waiting import contents
 
 Documents = list[list[int]]
 
@@ -32,14 +34,16 @@ def plain(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", range(14))
-@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor, "flat uint16", "flat uint32", "flat int64"])
 def test_golden_batches_come_out_to_the_bit(golden: dict[str, Any], case: int, kind: Any) -> None:
     given = golden["cases"][case]
-    packer = GreedyBestFitSequencePacker(
-        wrapped(given["source_batches"], lambda ids: kind(ids) if ids else ids),
-        src_max_seq_len=given["params"]["out_pseq_len"],
-        **given["params"],
-    )
+    if isinstance(kind, str):
+        vocab_size = {"flat uint16": 2**16, "flat uint32": 2**32, "flat int64": None}[kind]
+        source = [flat_source_batch(batch, vocab_size) for batch in wrapped(given["source_batches"])]
+        assert all(kind.endswith(str(batch.tokens.dtype)) or kind == "flat int64" for batch in source)
+    else:
+        source = wrapped(given["source_batches"], lambda ids: kind(ids) if ids else ids)
+    packer = GreedyBestFitSequencePacker(source, src_max_seq_len=given["params"]["out_pseq_len"], **given["params"])
     for expected in given["expected_epochs"]:
         assert [plain(batch) for batch in packer] == expected
 
@@ -215,15 +219,18 @@ def test_documents_left_over_at_the_end_of_an_epoch_are_reported(caplog: pytest.
     assert caplog.messages == []
 
 
-@given(streams, st.sampled_from([Tail.CARRY, Tail.EMIT]), st.integers(1, 4))
+strategies = st.sampled_from([GreedyBestFitSequencePacker, SubsetSumSequencePacker])
+
+
+@given(strategies, streams, st.sampled_from([Tail.CARRY, Tail.EMIT]), st.integers(1, 4))
 def test_no_document_is_lost_where_the_tail_is_carried_or_emitted(
-    stream: dict[str, Any], tail: Tail, epochs: int
+    strategy: type[SequencePacker], stream: dict[str, Any], tail: Tail, epochs: int
 ) -> None:
     lengths = [min(length, stream["row_len"]) for length in stream["lengths"]]
     ids = iter(range(10, 10_000))
     documents = [[next(ids) for _ in range(length)] for length in lengths]
     size = stream["src_batch_size"]
-    packer = GreedyBestFitSequencePacker(
+    packer = strategy(
         wrapped([documents[at : at + size] for at in range(0, len(documents), size)]),
         *(size, 24, stream["rows"], stream["row_len"], size + stream["extra_buffer"]),
         tail=tail,
@@ -243,10 +250,90 @@ def test_no_document_is_lost_where_the_tail_is_carried_or_emitted(
             assert rows[-1] <= stream["rows"]
             assert found == Counter(dict.fromkeys(fed, epoch))
     if tail is Tail.CARRY:
-        waiting = packer._waiting
-        left = [waiting.tokens[at : at + length] for at, length in zip(waiting.starts, waiting.lengths, strict=True)]
-        found.update(tuple(document.tolist()) for document in left)
+        found.update(tuple(document) for document in contents(packer._waiting))
         assert found == Counter(dict.fromkeys(fed, epochs))
+
+
+@given(
+    strategies,
+    streams,
+    st.sampled_from(list(Tail)),
+    st.sampled_from([OverLong.TRUNCATE, OverLong.SPLIT, OverLong.DROP]),
+    st.integers(1, 3),
+)
+def test_tokens_in_are_tokens_out_and_tokens_reported_whatever_the_policies(
+    strategy: type[SequencePacker], stream: dict[str, Any], tail: Tail, over_long: OverLong, epochs: int
+) -> None:
+    lengths, size, row_len = stream["lengths"], stream["src_batch_size"], stream["row_len"]
+    assume(any(lengths))
+    ids = iter(range(10, 10_000))
+    documents = [[next(ids) for _ in range(length)] for length in lengths]
+    packer = strategy(
+        wrapped([documents[at : at + size] for at in range(0, len(documents), size)]),
+        *(size, 24, stream["rows"], row_len, size + stream["extra_buffer"]),
+        tail=tail,
+        over_long=over_long,
+    )
+    batches = []
+    for epoch in range(1, epochs + 1):
+        try:
+            batches += list(packer)
+        except ValueError as error:
+            expected_error = "too few to put one in each" in str(error) or "are longer than a row" in str(error)
+            assume(not expected_error)
+            raise
+        account = packer.token_account
+        assert account.read == epoch * sum(lengths)
+        assert account.emitted == sum(int(batch["attention_mask"].sum()) for batch in batches) == packer.local_tokens
+        parts = (account.emitted, account.waiting, account.truncated, account.dropped, account.left_over)
+        assert account.read == sum(parts)
+        assert (
+            account.truncated == epoch * sum(max(0, length - row_len) for length in lengths) or over_long != "truncate"
+        )
+        assert account.dropped == epoch * sum(length for length in lengths if length > row_len) or over_long != "drop"
+        assert account.waiting == 0 or tail is Tail.CARRY
+        assert account.left_over == 0 or tail is Tail.DROP
+    for batch in batches:
+        check(batch)
+    pieces = {tuple(ids[at : at + row_len]) for ids in documents for at in range(0, len(ids), row_len)}
+    assert {tuple(document) for document in reference.originals(batches)} <= pieces
+
+
+def test_a_document_ten_times_as_long_as_a_row_is_used_to_the_last_token_where_it_is_split() -> None:
+    packer = SubsetSumSequencePacker(
+        *(wrapped([[list(range(10, 90))]]), 1, 8, 5, 8, 2), over_long=OverLong.SPLIT, suppress_masking=True
+    )
+    assert torch.cat([batch["input_ids"] for batch in packer]).flatten().tolist() == list(range(10, 90))
+    assert packer.seqs_emitted == 10
+
+
+def test_what_became_of_over_long_documents_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    source = wrapped([[[1] * 9, [2] * 4, [3] * 40]])
+    packer = GreedyBestFitSequencePacker(source, 3, 8, 1, 8, 4, over_long=OverLong.TRUNCATE)
+    assert len(list(packer)) == 3
+    assert caplog.messages == ["epoch 0: 2 documents were longer than a row (truncate): 33 tokens cut off, 0 dropped"]
+    assert packer.token_account.truncated == 33
+
+
+@pytest.mark.parametrize("tail", list(Tail))
+@pytest.mark.parametrize("over_long", list(OverLong))
+def test_a_source_of_nothing_but_over_long_documents_makes_progress_or_stops_with_an_error(
+    tail: Tail, over_long: OverLong
+) -> None:
+    packer = GreedyBestFitSequencePacker(wrapped([[[5] * 9] * 4]), 4, 8, 2, 8, 5, tail=tail, over_long=over_long)
+    if over_long in (OverLong.ERROR, OverLong.DROP):
+        message = "does not fit a row" if over_long is OverLong.ERROR else "all 4 documents are longer than a row of 8"
+        with pytest.raises(ValueError, match=message):
+            list(packer)
+    else:
+        assert sum(int(batch["attention_mask"].sum()) for batch in packer) >= 24
+
+
+def test_an_epoch_that_is_left_early_leaves_its_documents_over_and_the_account_still_comes_out_even() -> None:
+    packer = GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 5] * 3), 5, 4, 2, 4, 6)
+    next(iter(packer))
+    iter(packer)
+    assert packer.token_account == TokenAccount(read=20, emitted=8, left_over=12)
 
 
 def test_what_is_carried_comes_first_in_the_next_epoch_in_its_order() -> None:

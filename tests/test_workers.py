@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from composer_packing import BufferedIterable, GreedyBestFitSequencePacker
 from composer_packing.batch import Batch
-from composer_packing.waiting import SourceBatch
+from composer_packing.source_batch import SourceBatch
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -7,6 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from composer_packing.packing import compiled
+from composer_packing.source_batch import FlatSourceBatch
+
 Document = dict[str, Any]
 """`{"input_ids": ids, "document": number}`: ids one-dimensional, and the place in the dataset."""
 
@@ -26,7 +29,7 @@ class DocumentDataset(Dataset[Document]):
     """
 
     def __init__(self, tokens: NDArray[np.unsignedinteger[Any]], offsets: NDArray[np.int64], max_seq_len: int) -> None:
-        self._tokens = tokens
+        self._tokens = np.asarray(tokens)  # of a memory map too, a plain array
         pieces = -(-np.diff(offsets) // max_seq_len)
         first_piece = np.cumsum(pieces) - pieces
         place_in_document = np.arange(pieces.sum()) - np.repeat(first_piece, pieces)
@@ -42,6 +45,21 @@ class DocumentDataset(Dataset[Document]):
     def __getitem__(self, index: int) -> Document:
         return {"input_ids": self._tokens[self._starts[index] : self._ends[index]], "document": index}
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Document]:
+    def __getitems__(self, indices: Sequence[int]) -> FlatSourceBatch:
         """Several documents at once, as the loader asks for them."""
-        return [self[index] for index in indices]
+        numbers = np.fromiter(indices, np.int64, len(indices))
+        starts, ends = self._starts[numbers], self._ends[numbers]
+        return FlatSourceBatch(_joined(self._tokens, starts, ends), ends - starts, numbers)
+
+
+@compiled
+def _joined(
+    tokens: NDArray[np.unsignedinteger[Any]], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.unsignedinteger[Any]]:
+    """The stretches from `starts` to `ends`, end to end."""
+    joined = np.empty((ends - starts).sum(), tokens.dtype)
+    at = 0
+    for start, end in zip(starts, ends):  # noqa: B905 (not in compiled code)
+        joined[at : at + end - start] = tokens[start:end]
+        at += end - start
+    return joined

@@ -1,0 +1,130 @@
+"""Share of its speed that a thread keeps which trains while batches are packed beside it.
+
+A training thread of small torch operations keeps at least 98 % of its speed while 20 batches per second are
+delivered. The main thread trains a small network, forward, backward and update, on a core of its own. Twenty times a
+second it takes a batch and drops it, and another is packed beside it; that time counts as well. Packing is over long
+before half of such a period is: steps in its first half are compared with those in the second halves before and
+behind it, so that both see the same machine. The share is that of the whole period, as a median. It needs Linux,
+which lets a thread have a core of its own, and is part of `make benchmark`. The contestants:
+
+- nothing: no batch is taken; what differs is noise.
+- buffered: `BufferedIterable` over a `SubsetSumSequencePacker` with keyed masks, from flat source batches.
+- lockstep: the same behind `Lockstep`, as a run has it.
+- buffered, same core: both threads share one core, as where a machine has none to spare.
+- plain, buffered: the plain packer of the benchmark `packing`, from arrays, behind `BufferedIterable`.
+
+`taking` is the time of `next()` and of dropping the batch. The rest of what is lost goes to the interpreter's lock and
+to the memory that both threads share.
+"""
+
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from packing import MASK, MASK_PROB, PAD, VOCAB_SIZE, WORKLOADS, plain_batches, sources
+
+from composer_packing import BufferedIterable, KeyedMasking, Lockstep, SubsetSumSequencePacker
+
+PERIOD, PERIODS, ROUNDS = 1 / 20, 20, 16
+PREFETCH, WIDTH = 5, 32
+
+
+def small_training() -> Callable[[], None]:
+    """A training step of a network so small that it is all calls."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU(), torch.nn.Linear(WIDTH, WIDTH))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    given = torch.randn(8, WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(given).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def steps_per_second(step: Callable[[], None], started: float, seconds: float) -> float:
+    """Train until `seconds` after `started`; what went before the first step counts as well."""
+    steps = 0
+    now = time.perf_counter()
+    while now < started + seconds:
+        step()
+        steps += 1
+        now = time.perf_counter()
+    return steps / (now - started)
+
+
+def measured(step: Callable[[], None], batches: Iterator[Any]) -> tuple[list[float], list[float], list[float]]:
+    """Take a batch in each period; steps per second in the first and second halves, and seconds of taking."""
+    first, second, taking = [], [], []
+    for _ in range(PERIODS):
+        started = time.perf_counter()
+        next(batches)
+        taking.append(time.perf_counter() - started)
+        first.append(steps_per_second(step, started, PERIOD / 2))
+        second.append(steps_per_second(step, time.perf_counter(), PERIOD / 2))
+    return first, second, taking
+
+
+def main() -> None:
+    """Print a table."""
+    workload = WORKLOADS[0]
+    size, forms = sources(workload)
+    shape = workload.rows, workload.row_len
+
+    def packer() -> SubsetSumSequencePacker:
+        return SubsetSumSequencePacker(
+            *(itertools.cycle(forms["flat"]), size, workload.longest, *shape, 10 * size, PAD, MASK),
+            mask_prob=MASK_PROB,
+            keyed_masking=KeyedMasking(17, VOCAB_SIZE, range(5)),
+        )
+
+    def plain() -> Iterator[dict[str, Any]]:
+        return plain_batches(itertools.cycle(forms["arrays"]), size, *shape, 10 * size)
+
+    own, *others = sorted(os.sched_getaffinity(0))
+    made: dict[str, tuple[Callable[[], Iterable[Any]], list[int]]] = {
+        "buffered": (lambda: BufferedIterable(packer(), PREFETCH), others),
+        "lockstep": (lambda: Lockstep(packer(), PREFETCH), others),
+        "buffered, same core": (lambda: BufferedIterable(packer(), PREFETCH), [own]),
+        "plain, buffered": (lambda: BufferedIterable(plain(), PREFETCH), others),
+    }
+    contestants: dict[str, Iterator[Any]] = {"nothing": itertools.repeat(None)}
+    for name, (make, cores) in made.items():
+        os.sched_setaffinity(0, cores or [own])  # of this thread; those that it starts have the same
+        batches = iter(make())
+        contestants[name] = batches
+        next(batches)
+    os.sched_setaffinity(0, [own])
+    step = small_training()
+    for batches in contestants.values():
+        measured(step, batches)
+    kept: dict[str, list[float]] = {name: [] for name in contestants}
+    took: dict[str, list[float]] = {name: [] for name in contestants}
+    alone: list[float] = []
+    started = time.perf_counter()
+    for _ in range(ROUNDS):
+        for name, batches in contestants.items():
+            first, second, taking = measured(step, batches)
+            around = map(statistics.mean, itertools.pairwise(second))
+            kept[name] += [(beside / other + 1) / 2 for beside, other in zip(first[1:], around, strict=True)]
+            took[name] += taking
+            alone += second
+    delivered = ROUNDS * PERIODS * len(contestants) / (time.perf_counter() - started)
+
+    print(f"{statistics.median(alone):.0f} steps per second alone; {delivered:.1f} batches per second were taken")
+    print(" " * 20 + "   share of steps   give or take   taking, ms")
+    for name, shares in kept.items():
+        lower, share, upper = statistics.quantiles(shares)
+        noise = (upper - lower) / len(shares) ** 0.5
+        print(f"{name:20}{share:17.4f}{noise:15.4f}{statistics.median(took[name]) * 1000:13.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Choices: how rows are filled, and what becomes of documents that are too long or too few for another batch."""
+
+import enum
+
+
+class PackingStrategy(str, enum.Enum):
+    """How documents find their row."""
+
+    BEST_FIT = "best_fit"
+    """Greedy best fit, document by document: `GreedyBestFitSequencePacker`. As published."""
+    SUBSET_SUM = "subset_sum"
+    """Rows are filled to the last slot from many waiting documents at once: `SubsetSumSequencePacker`."""
+
+
+class OverLong(str, enum.Enum):
+    """What becomes of a document that is longer than a row. All but the first are counted and logged."""
+
+    ERROR = "error"
+    """The packer stops with an error that shows both lengths."""
+    TRUNCATE = "truncate"
+    """Its first tokens fill a row; the rest is not trained on."""
+    SPLIT = "split"
+    """It comes in pieces, each a document of its own: as many as fill a row, and the rest. No token is lost."""
+    DROP = "drop"
+    """It is not trained on at all."""
+
+
+class Tail(str, enum.Enum):
+    """What becomes of the documents that are left when an epoch's source ends and they cannot give every row one."""
+
+    DROP = "drop"
+    """They are not trained on in this epoch; their number is logged as a warning. As published."""
+    CARRY = "carry"
+    """They come first in the next epoch."""
+    EMIT = "emit"
+    """They come in batches of fewer rows, so that every document comes once."""

@@ -1,0 +1,108 @@
+"""Filling rows to the last slot: a look at many waiting documents at once.
+
+Rows are filled one after the other. A row takes the document that has waited longest, and further ones in
+waiting order while it has room for many more. What is left is filled with those of the next `CANDIDATES`
+documents that together come closest to it: a subset-sum problem, solved exactly. Five documents of
+lengths 3, 4, 4, 1, 5 in waiting order and a row of eight slots::
+
+    a          aaa.....    it has waited longest
+    b, c, d    5 slots are left, and 4 + 1 come to 5: no need to look further
+    b and d    aaabbbbd    c and e wait for the next row
+
+The sums that some of the first `n` candidates come to are a set of bits, one for each number of slots; a
+candidate of length `l` adds the same set moved up by `l` (Bellman, 1957, "Dynamic Programming").
+
+Every row begins with the document that has waited longest. So one that has `n` documents before it is packed
+at the latest in batch `n // rows + 1` from then.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from composer_packing.packing import NO_ROW, Documents, compiled
+
+CANDIDATES = 32
+"""Documents among which a row is filled up."""
+
+READ_AHEAD = 4 * CANDIDATES
+"""Documents, besides those of a batch, that are enough for its last rows too."""
+
+_BITS = 64
+
+
+@compiled
+def _move_up(sums: NDArray[np.uint64], length: int, moved: NDArray[np.uint64]) -> None:
+    """Write to `moved` the sums, and each of them with `length` added."""
+    words, bits = length // _BITS, np.uint64(length % _BITS)
+    carried = np.uint64(_BITS) - bits
+    for word in range(len(sums)):
+        moved[word] = sums[word]
+    for word in range(words, len(sums)):
+        moved[word] |= sums[word - words] << bits
+    if bits:
+        for word in range(words + 1, len(sums)):
+            moved[word] |= sums[word - words - 1] >> carried
+
+
+@compiled
+def _holds(sums: NDArray[np.uint64], number: int) -> bool:
+    return bool((sums[number // _BITS] >> np.uint64(number % _BITS)) & np.uint64(1))
+
+
+@compiled
+def place_subset_sum(
+    documents: Documents, order: NDArray[np.int64], rows: int, row_len: int, shortest: int
+) -> NDArray[np.int64]:
+    """Place documents so that rows are filled to the last slot where that is possible.
+
+    Args:
+        documents: the table.
+        order: int64 `(waiting,)`, places in it, in waiting order.
+        rows: to fill.
+        row_len: slots per row.
+        shortest: no document is shorter.
+
+    Returns:
+        int64 `(waiting,)`: the row of each document, -1 where it has to wait.
+    """
+    row_of = np.full(len(order), NO_ROW)
+    candidates = np.empty(CANDIDATES, np.int64)
+    sums = np.empty((CANDIDATES + 1, row_len // _BITS + 1), np.uint64)
+    tokens = 0
+    for i in range(len(order)):
+        tokens += documents[order[i]].length
+    # So much room that all candidates together fill it about twice.
+    enough = CANDIDATES * tokens // (2 * max(len(order), 1))
+
+    oldest = 0
+    for row in range(rows):
+        while oldest < len(order) and row_of[oldest] != NO_ROW:
+            oldest += 1
+        room = row_len
+        at = oldest
+        while at < len(order) and (room == row_len or room > enough):
+            if row_of[at] == NO_ROW:
+                if documents[order[at]].length > room:
+                    break
+                row_of[at] = row
+                room -= documents[order[at]].length
+            at += 1
+
+        found = 0
+        used = sums[:, : room // _BITS + 1]
+        used[0] = 0
+        used[0, 0] = 1
+        while at < len(order) and found < CANDIDATES and room >= shortest and not _holds(used[found], room):
+            if row_of[at] == NO_ROW and documents[order[at]].length <= room:
+                _move_up(used[found], documents[order[at]].length, used[found + 1])
+                candidates[found] = at
+                found += 1
+            at += 1
+        filled = room
+        while not _holds(used[found], filled):
+            filled -= 1
+        for candidate in range(found, 0, -1):
+            if not _holds(used[candidate - 1], filled):
+                row_of[candidates[candidate - 1]] = row
+                filled -= documents[order[candidates[candidate - 1]]].length
+    return row_of

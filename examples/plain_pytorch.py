@@ -1,0 +1,60 @@
+"""Packed rows in a training loop of plain PyTorch; Composer need not be installed.
+
+    python examples/plain_pytorch.py
+
+Rows hold unequal numbers of targets. The gradient is still that of the mean over all targets of the step: the mean
+of each row is weighted by the row's share of them.
+"""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads must not spin: the packer's wants a core too
+
+import contextlib
+import itertools
+
+import torch
+from packed_text import MODEL, VOCAB_SIZE, packed_batches, texts
+
+from composer_packing import get_num_tokens_in_packed_batch, split_packed_batch
+from composer_packing.batch import Batch
+from composer_packing.model import ModernBertForMaskedLM
+
+STEPS = 60
+
+
+def accumulate(model: ModernBertForMaskedLM, batch: Batch, device: torch.device) -> float:
+    """Add a step's gradient to that of the parameters and give its loss, the mean over all its targets."""
+    total = 0.0
+    for row in split_packed_batch(batch, microbatch_size=1, mark_dynamic=False):  # nothing is compiled here
+        ids, cu_seqlens, labels = (row[key].to(device) for key in ("input_ids", "cu_seqlens", "labels"))
+        row_loss = model(ids, cu_seqlens, row["max_seqlen"], labels, row["num_targets"]).loss
+        loss = row_loss * row["num_targets"] / sum(batch["num_targets"])
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def main() -> None:
+    """Train for a few seconds and say what came of it."""
+    torch.manual_seed(17)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = ModernBertForMaskedLM(MODEL).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses, tokens, slots = [], 0, 0
+    with contextlib.closing(packed_batches(texts())) as epoch:
+        batches = itertools.chain.from_iterable(itertools.repeat(epoch))  # each `iter(epoch)` begins another
+        for batch in itertools.islice(batches, STEPS):
+            losses.append(accumulate(model, batch, device))
+            optimizer.step()
+            optimizer.zero_grad()
+            tokens += get_num_tokens_in_packed_batch(batch)
+            slots += batch["input_ids"].numel()
+            if len(losses) % 10 == 0:
+                print(f"step {len(losses)}: loss {losses[-1]:.3f}", flush=True)
+    trained = f"loss {losses[0]:.3f} -> {losses[-1]:.3f}, {tokens:,} tokens of {VOCAB_SIZE} kinds"
+    print(f"{trained}, packing efficiency {tokens / slots:.2%}")
+
+
+if __name__ == "__main__":
+    main()
