@@ -20,7 +20,7 @@ from composer_packing.packing import BLOCK, Documents, Layout, Tokens, compiled
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_HALF, _LOWER = np.uint64(32), np.uint64(2**32 - 1)
+_HALF = np.uint64(32)
 
 Runs = tuple[tuple[int, int], ...]
 """Special ids as runs, in rising order: the first id and how many follow one another."""
@@ -42,7 +42,7 @@ def _write_masked(
     mask_token: int,
     ignore_index: int,
     special: Runs,
-    words: np.uint64,
+    words: int,
     ids: NDArray[np.int64],
     labels: NDArray[np.int64],
 ) -> None:
@@ -52,13 +52,13 @@ def _write_masked(
         token = np.int64(tokens[i])
         bits = _mixed(state + np.uint64(i) * _STEP)
         draw = np.int64(bits >> _HALF)
-        word = np.int64(((bits & _LOWER) * words) >> _HALF)
+        word = np.int64((np.uint64(np.uint32(bits)) * np.uint64(np.uint32(words))) >> _HALF)
         is_target = draw < chosen
         for first, count in special:
-            is_target &= (token < first) | (token >= first + count)
+            is_target &= np.uint64(token - first) >= np.uint64(count)
             word += count if word >= first else 0
-        shown = mask_token if draw < hidden else (word if draw < swapped else token)
-        ids[i] = shown if is_target else token
+        shown = mask_token if draw < hidden else word
+        ids[i] = shown if is_target & (draw < swapped) else token
         labels[i] = token if is_target else ignore_index
 
 
@@ -74,7 +74,7 @@ def _fill_masked(
     mask_token: int,
     ignore_index: int,
     special: Runs,
-    words: np.uint64,
+    words: int,
     input_ids: NDArray[np.int64],
     labels: NDArray[np.int64],
     attention_mask: NDArray[np.int64],
@@ -110,8 +110,11 @@ def _fill_masked(
         targets[at:end] = ignore_index
         attention_mask[row, : at - begin] = 1
         attention_mask[row, at - begin :] = 0
+        count = 0
+        of_row = labels[row]
         for slot in range(row_len):
-            num_targets[row] += labels[row, slot] != ignore_index
+            count += 1 if of_row[slot] != ignore_index else 0
+        num_targets[row] = count
     return num_targets
 
 
@@ -190,7 +193,7 @@ class KeyedMasking:
             mask_token,
             ignore_index,
             self._special,
-            np.uint64(self._words),
+            self._words,
             input_ids,
             labels,
             attention_mask,

@@ -112,14 +112,16 @@ class Lockstep(Iterable[Batch]):
 
     def _agree(self, batch: Batch | None) -> tuple[bool, int]:
         """Whether the epoch has ended on any rank, and how many targets all ranks hold."""
-        counts = torch.tensor([0, get_num_targets_in_packed_batch(batch)] if batch is not None else [1, 0])
-        if self._group is not None:
-            try:
-                distributed.all_reduce(counts, group=self._group)
-            except RuntimeError as error:
-                raise RuntimeError("no answer from another rank: it has ended or is stuck; see its output") from error
-        ended, targets = counts.tolist()
-        return ended > 0, targets
+        ended, targets = (False, get_num_targets_in_packed_batch(batch)) if batch is not None else (True, 0)
+        if self._group is None:
+            return ended, targets
+        counts = torch.tensor([ended, targets], dtype=torch.int64)
+        try:
+            distributed.all_reduce(counts, group=self._group)
+        except RuntimeError as error:
+            raise RuntimeError("no answer from another rank: it has ended or is stuck; see its output") from error
+        num_ended, all_targets = counts.tolist()
+        return num_ended > 0, all_targets
 
 
 def _epochs(source: Iterable[Batch]) -> Iterator[Batch | EpochEnd]:

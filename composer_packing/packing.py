@@ -67,6 +67,7 @@ class Layout(NamedTuple):
     Attributes:
         documents: int64 `(placed,)`, their places in the table, row by row.
         first: int64 `(rows + 1,)`; row `r` holds `documents[first[r]:first[r + 1]]`.
+        num_documents: int64 `(rows,)`, documents of each row.
         num_tokens: int64 `(rows,)`, real tokens of each row.
         cu_seqlens: int32, of all rows. Padding is a segment of its own.
         segments: int64 `(rows,)`, entries of each row in `cu_seqlens`.
@@ -78,6 +79,7 @@ class Layout(NamedTuple):
 
     documents: NDArray[np.int64]
     first: NDArray[np.int64]
+    num_documents: NDArray[np.int64]
     num_tokens: NDArray[np.int64]
     cu_seqlens: NDArray[np.int32]
     segments: NDArray[np.int64]
@@ -146,34 +148,47 @@ def place_best_fit(
 def _lay_out(
     documents: Documents, order: NDArray[np.int64], row_of: NDArray[np.int64], row_len: int, batch: int, emitted: int
 ) -> tuple[Any, ...]:
-    rows = row_of.max() + 1
-    first = np.zeros(rows + 1, np.int64)
-    num_tokens = np.zeros(rows, np.int64)
-    max_seqlen = np.zeros(rows, np.int64)
-    for i in range(len(order)):
-        if row_of[i] != NO_ROW:
-            length = documents[order[i]].length
-            first[row_of[i] + 1] += 1
-            num_tokens[row_of[i]] += length
-            max_seqlen[row_of[i]] = max(max_seqlen[row_of[i]], length)
-    segments = first[1:] + 1 + (num_tokens < row_len)
-    first = np.cumsum(first)
-    max_seqlen = np.maximum(max_seqlen, row_len - num_tokens)
-
-    placed = np.empty(first[-1], np.int64)
-    left = np.empty(len(order) - first[-1], np.int64)
-    following = first[:-1].copy()
-    waits_on = 0
+    rows = num_placed = 0
+    for row in row_of:
+        rows = max(rows, row + 1)
+        num_placed += row != NO_ROW
+    first, following = np.zeros(rows + 1, np.int64), np.zeros(rows, np.int64)
+    num_documents, num_tokens, max_seqlen = (
+        np.zeros(rows, np.int64),
+        np.zeros(rows, np.int64),
+        np.zeros(rows, np.int64),
+    )
+    segments = np.empty(rows, np.int64)
+    left = np.empty(len(order) - num_placed, np.int64)
+    passed_over = 0
     for i in range(len(order)):
         row = row_of[i]
         if row == NO_ROW:
-            left[waits_on] = order[i]
-            waits_on += 1
+            left[passed_over] = order[i]
+            passed_over += 1
         else:
+            length = documents[order[i]].length
+            num_documents[row] += 1
+            num_tokens[row] += length
+            max_seqlen[row] = max(max_seqlen[row], length)
+    num_segments = 0
+    for row in range(rows):
+        following[row] = first[row]
+        first[row + 1] = first[row] + num_documents[row]
+        segments[row] = num_documents[row] + 1
+        if num_tokens[row] < row_len:
+            segments[row] += 1
+            max_seqlen[row] = max(max_seqlen[row], row_len - num_tokens[row])
+        num_segments += segments[row]
+
+    placed = np.empty(num_placed, np.int64)
+    for i in range(len(order)):
+        row = row_of[i]
+        if row != NO_ROW:
             placed[following[row]] = order[i]
             following[row] += 1
 
-    cu_seqlens = np.empty(segments.sum(), np.int32)
+    cu_seqlens = np.empty(num_segments, np.int32)
     longest_wait = displacement = entry = 0
     for row in range(rows):
         end = 0
@@ -189,7 +204,7 @@ def _lay_out(
             entry += 1
             cu_seqlens[entry] = row_len
         entry += 1
-    return placed, first, num_tokens, cu_seqlens, segments, max_seqlen, left, longest_wait, displacement
+    return placed, first, num_documents, num_tokens, cu_seqlens, segments, max_seqlen, left, longest_wait, displacement
 
 
 def lay_out(
@@ -205,7 +220,7 @@ def lay_out(
     Args:
         documents: the table.
         order: int64 `(waiting,)`, places in it, in waiting order.
-        row_of: int64 `(waiting,)`, the row of each, -1 for none. At least one is placed.
+        row_of: int64 `(waiting,)`, the row of each, -1 for none; the rows that are taken are the lowest.
         row_len: slots per row.
         batch: batches packed so far.
         emitted: documents placed so far.

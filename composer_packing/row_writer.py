@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from composer_packing.batch import Batch
 from composer_packing.keyed_masking import KeyedMasking
@@ -69,49 +70,44 @@ class RowWriter:
             rng: draws the masks where no keyed ones are.
         """
         rows = len(layout.num_tokens)
-        input_ids, attention_mask = self._empty(rows), self._empty(rows)
-        cu_seqlens = torch.from_numpy(layout.cu_seqlens)
-        if self._pin_memory:
-            cu_seqlens = cu_seqlens.pin_memory()
+        (input_ids, ids), (labels, targets), (attention_mask, is_token) = (self._empty(rows) for _ in range(3))
         batch: Batch = {
             "input_ids": input_ids,
             "labels": None,
-            "cu_seqlens": list(cu_seqlens.split(layout.segments.tolist())),
+            "cu_seqlens": self._split(layout),
             "max_seqlen": layout.max_seqlen.tolist(),
         }
         masking = (mask_prob, self._mask_token_id, self._ignore_token_id)
         if self._keyed_masking is not None and not self._suppress_masking:
-            labels = self._empty(rows)
             num_targets = self._keyed_masking.fill_masked(
-                tokens,
-                documents,
-                layout,
-                self._pad_token_id,
-                *masking,
-                input_ids.numpy(),
-                labels.numpy(),
-                attention_mask.numpy(),
+                tokens, documents, layout, self._pad_token_id, *masking, ids, targets, is_token
             )
-            return batch | {
-                "labels": labels,
-                "attention_mask": attention_mask,
-                "num_tokens": layout.num_tokens.tolist(),
-                "num_targets": num_targets.tolist(),
-                "num_documents": np.diff(layout.first).tolist(),
-                "longest_wait_batches": layout.longest_wait,
-                "displacement_documents": layout.displacement,
-            }
-        ids, is_token = input_ids.numpy(), attention_mask.numpy()
-        fill_rows(tokens, documents, layout.documents, layout.first, self._pad_token_id, ids, is_token)
-        if self._suppress_masking:
-            return batch
-        batch["labels"] = self._empty(rows)
-        mask_in_place(ids, is_token, *masking, rng, batch["labels"].numpy())
-        return batch | {"attention_mask": attention_mask}
+            batch["num_tokens"] = layout.num_tokens.tolist()
+            batch["num_targets"] = num_targets.tolist()
+            batch["num_documents"] = layout.num_documents.tolist()
+            batch["longest_wait_batches"] = layout.longest_wait
+            batch["displacement_documents"] = layout.displacement
+        else:
+            fill_rows(tokens, documents, layout.documents, layout.first, self._pad_token_id, ids, is_token)
+            if self._suppress_masking:
+                return batch
+            mask_in_place(ids, is_token, *masking, rng, targets)
+        batch["labels"] = labels
+        batch["attention_mask"] = attention_mask
+        return batch
 
-    def _empty(self, rows: int) -> torch.Tensor:
-        shape = rows, self._row_len
+    def _empty(self, rows: int) -> tuple[torch.Tensor, NDArray[np.int64]]:
+        """A tensor for rows, and the array that shares its memory."""
         if self._pin_memory:
-            return torch.empty(shape, dtype=torch.int64, pin_memory=True)
+            tensor = torch.empty((rows, self._row_len), dtype=torch.int64, pin_memory=True)
+            return tensor, tensor.numpy()
         # numpy's memory was measured to be faster to write to than torch's.
-        return torch.from_numpy(np.empty(shape, np.int64))
+        array = np.empty((rows, self._row_len), np.int64)
+        return torch.from_numpy(array), array
+
+    def _split(self, layout: Layout) -> list[torch.Tensor]:
+        """`cu_seqlens` of each row."""
+        cu_seqlens = torch.from_numpy(layout.cu_seqlens)
+        if self._pin_memory:
+            cu_seqlens = cu_seqlens.pin_memory()
+        return list(torch.split_with_sizes(cu_seqlens, layout.segments.tolist()))

@@ -185,12 +185,12 @@ class SequencePacker(abc.ABC):
                 raise RuntimeError(f"epoch {epoch} of this packer is over: epoch {self.epoch} has been started")
             rows = schedules.rows
             row_of = self._place(source, rows)
-            used = int(row_of.max(initial=-1)) + 1
-            if used == 0 or (used < rows and self.tail is not Tail.EMIT):
-                break
             layout = lay_out(
                 waiting.documents, waiting.order, row_of, self.out_pseq_len, schedules.local["ba"], waiting.num_gone
             )
+            used = len(layout.num_documents)
+            if used == 0 or (used < rows and self.tail is not Tail.EMIT):
+                break
             batch = self._writer.write(waiting.tokens, waiting.documents, layout, schedules.mask_ratio, rng)
             if schedules.changes_mask_ratio and batch["labels"] is not None:
                 batch["mask_prob"] = torch.tensor(schedules.mask_ratio, dtype=torch.float32)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.packing import BLOCK, DOCUMENT, Documents, Tokens, compiled
+from composer_packing.entering import Entered, enter, move_to_front
+from composer_packing.packing import BLOCK, DOCUMENT, Documents, Tokens
 from composer_packing.policies import OverLong
 from composer_packing.source_batch import FlatSourceBatch, SourceBatch, check_ids, flat_source_batch, token_dtype
 
@@ -125,40 +126,35 @@ class WaitingBuffer:
                 that is an error.
         """
         tokens, lengths, numbers = _checked(source_batch, self._numbered)
-        longest = int(lengths.max(initial=0))
-        if longest > self._row_len and self._over_long is OverLong.ERROR:
-            raise ValueError(
-                f"a document of {longest} tokens does not fit a row of {self._row_len} slots; "
-                f"give another over_long policy, or cut or split it before it is packed"
-            )
         self._make_room(len(tokens), len(lengths) + len(tokens) // self._row_len)
         tokens_end = self._tokens_end + len(tokens)
-        smallest, largest = _copy(tokens, self.tokens[self._tokens_end : tokens_end])
-        check_ids(int(smallest), int(largest), self._vocab_size)
-        added, num_tokens, shortest, num_over_long = _enter(
-            lengths,
-            numbers,
-            self.documents[self._documents_end :],
-            self._tokens_end,
-            epoch,
-            batch,
-            self.num_added,
-            self._row_len,
-            {OverLong.TRUNCATE: self._row_len, OverLong.DROP: 0}.get(self._over_long, longest),
+        entered = Entered(
+            *enter(
+                tokens,
+                lengths,
+                numbers,
+                self.tokens[self._tokens_end : tokens_end],
+                self.documents[self._documents_end :],
+                self.order,
+                (self._tokens_end, self._documents_end, epoch, batch, self.num_added),
+                self._row_len,
+                {OverLong.TRUNCATE: self._row_len, OverLong.DROP: 0}.get(self._over_long, len(tokens)),
+            )
         )
-        documents_end = self._documents_end + added
-        self.order = np.concatenate([self.order, np.arange(self._documents_end, documents_end)])
-        self._tokens_end, self._documents_end = tokens_end, documents_end
-        self.num_added += added
-        self.account.over_long_documents += num_over_long
-        self.shortest = min(self.shortest, shortest)
+        self._check(entered, len(tokens))
+        self.order = entered.order
+        self._tokens_end = tokens_end
+        self._documents_end += entered.documents
+        self.num_added += entered.documents
+        self.shortest = min(self.shortest, entered.shortest)
+        self.account.over_long_documents += entered.over_long
         self.account.read += len(tokens)
-        self.account.waiting += num_tokens
+        self.account.waiting += entered.kept
         if self._over_long is OverLong.DROP:
-            self.account.dropped += len(tokens) - num_tokens
+            self.account.dropped += len(tokens) - entered.kept
         else:
-            self.account.truncated += len(tokens) - num_tokens
-        return int(added)
+            self.account.truncated += len(tokens) - entered.kept
+        return entered.documents
 
     def emit(self, left: NDArray[np.int64], num_tokens: int) -> None:
         """Forget what has been placed in a batch.
@@ -179,6 +175,19 @@ class WaitingBuffer:
         self.account.waiting = 0
         self.order = self.order[:0]
 
+    def _check(self, entered: Entered, num_tokens: int) -> None:
+        if entered.least < 0 or entered.total != num_tokens:
+            raise ValueError(
+                f"a FlatSourceBatch has {num_tokens} tokens, but lengths of {entered.total} in all, "
+                f"the least {entered.least}"
+            )
+        check_ids(entered.smallest, entered.largest, self._vocab_size)
+        if entered.longest > self._row_len and self._over_long is OverLong.ERROR:
+            raise ValueError(
+                f"a document of {entered.longest} tokens does not fit a row of {self._row_len} slots; "
+                f"give another over_long policy, or cut or split it before it is packed"
+            )
+
     def _make_room(self, tokens: int, documents: int) -> None:
         """See to it that so much more can be added."""
         if self._fits(tokens, documents):
@@ -187,7 +196,7 @@ class WaitingBuffer:
         is_waiting[self.order] = True
         self.order = (np.cumsum(is_waiting) - 1)[self.order]
         self._documents_end = len(self.order)
-        self._tokens_end = _move_to_front(self.tokens, self.documents, is_waiting)
+        self._tokens_end = move_to_front(self.tokens, self.documents, is_waiting)
         if not self._fits(2 * tokens + self._tokens_end, 2 * documents + self._documents_end):
             self.tokens = _grown(self.tokens, self._tokens_end, tokens)
             self.documents = _grown(self.documents, self._documents_end, documents)
@@ -201,85 +210,18 @@ class WaitingBuffer:
 def _checked(
     source_batch: FlatSourceBatch, numbered: bool
 ) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64], NDArray[np.int64]]:
-    """The parts of a source batch, if they go together; where documents are not numbered, zeros for numbers."""
-    if numbered and source_batch.numbers is None:
+    """The parts of a source batch, if they are what they should be; zeros for numbers that are not wanted."""
+    tokens, lengths, numbers = source_batch
+    if not numbered:
+        numbers = np.zeros(len(lengths), np.int64)
+    elif numbers is None:
         raise TypeError("keyed masks need the number of each document; this FlatSourceBatch has no numbers")
-    given = source_batch if numbered else source_batch._replace(numbers=np.zeros(len(source_batch.lengths), np.int64))
-    for name, part in given._asdict().items():
+    for name, part in zip(FlatSourceBatch._fields, (tokens, lengths, numbers), strict=True):
         if not isinstance(part, np.ndarray) or part.ndim != 1 or part.dtype.kind not in "iu":
             raise TypeError(f"FlatSourceBatch.{name} must be a one-dimensional array of integers; got {str(part)[:80]}")
-    lengths, numbers = (np.ascontiguousarray(part, np.int64) for part in given[1:])
     if len(numbers) != len(lengths):
         raise ValueError(f"a FlatSourceBatch has {len(numbers)} numbers for {len(lengths)} documents")
-    if lengths.min(initial=0) < 0 or lengths.sum() != len(given.tokens):
-        total = f"{lengths.sum()} in all, the least {lengths.min(initial=0)}"
-        raise ValueError(f"a FlatSourceBatch has {len(given.tokens)} tokens, but lengths of {total}")
-    return given.tokens, lengths, numbers
-
-
-@compiled
-def _enter(
-    lengths: NDArray[np.int64],
-    numbers: NDArray[np.int64],
-    documents: Documents,
-    start: int,
-    epoch: int,
-    batch: int,
-    serial: int,
-    row_len: int,
-    kept_of_over_long: int,
-) -> tuple[int, int, int, int]:
-    """Enter documents in the table; give how many, their tokens, shortest length, and how many exceeded a row."""
-    added = num_tokens = num_over_long = 0
-    shortest = row_len
-    for i in range(len(lengths)):
-        kept = lengths[i]
-        if kept > row_len:
-            num_over_long += 1
-            kept = min(kept, kept_of_over_long)
-        position = 0
-        while position < kept:
-            document = documents[added]
-            document.start = start + position
-            document.length = min(kept - position, row_len)
-            document.number = numbers[i]
-            document.position = position
-            document.epoch = epoch
-            document.batch = batch
-            document.serial = serial + added
-            shortest = min(shortest, document.length)
-            position += document.length
-            added += 1
-        num_tokens += kept
-        start += lengths[i]
-    return added, num_tokens, shortest, num_over_long
-
-
-@compiled
-def _copy(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[np.int64, np.int64]:
-    """Copy tokens to an array of the same length, or forward in their own, and give the smallest and the largest."""
-    smallest = largest = np.int64(tokens[0]) if len(tokens) else np.int64(0)
-    for i in range(len(to)):
-        token = np.int64(tokens[i])
-        smallest = min(smallest, token)
-        largest = max(largest, token)
-        to[i] = tokens[i]
-    return smallest, largest
-
-
-@compiled
-def _move_to_front(tokens: Tokens, documents: Documents, is_waiting: NDArray[np.bool_]) -> int:
-    """Close the gaps between the documents that wait, in both arrays, and give the end of the last one's tokens."""
-    end = place = 0
-    for i in range(len(is_waiting)):
-        if is_waiting[i]:
-            start, length = documents[i].start, documents[i].length
-            _copy(tokens[start : start + length], tokens[end : end + length])
-            documents[place] = documents[i]
-            documents[place].start = end
-            end += length
-            place += 1
-    return end
+    return tokens, np.ascontiguousarray(lengths, np.int64), np.ascontiguousarray(numbers, np.int64)
 
 
 def _grown(array: NDArray[Any], end: int, more: int) -> NDArray[Any]:

@@ -1,0 +1,116 @@
+"""Entering a source batch: its tokens go behind those that wait, its documents into the table, in one compiled call."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from composer_packing.packing import Documents, Tokens, compiled
+
+
+class Entered(NamedTuple):
+    """What a source batch was found to hold; nothing of it counts before that has been checked.
+
+    Attributes:
+        total: sum of its lengths.
+        least: the smallest of them, at most 0.
+        longest: the largest of them, at least 0.
+        smallest: its smallest token id.
+        largest: its largest token id.
+        documents: documents and pieces entered.
+        kept: their tokens.
+        shortest: the shortest of them.
+        over_long: documents that were longer than a row.
+        order: the waiting order with the new documents behind.
+    """
+
+    total: int
+    least: int
+    longest: int
+    smallest: int
+    largest: int
+    documents: int
+    kept: int
+    shortest: int
+    over_long: int
+    order: NDArray[np.int64]
+
+
+@compiled
+def enter(
+    tokens: NDArray[np.integer[Any]],
+    lengths: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    to: Tokens,
+    documents: Documents,
+    order: NDArray[np.int64],
+    first: tuple[int, int, int, int, int],
+    row_len: int,
+    kept_of_over_long: int,
+) -> tuple[Any, ...]:
+    """Copy tokens to `to` and enter documents in the table, unless the lengths are wrong.
+
+    `first` is what the first document has: its place among all tokens and in the table, epoch, batch and serial.
+    """
+    start, place, epoch, batch, serial = first
+    total = least = longest = added = kept = num_over_long = 0
+    smallest = largest = np.int64(0)
+    shortest = row_len
+    for length in lengths:
+        total += length
+        least = min(least, length)
+        longest = max(longest, length)
+    if least == 0 and total == len(tokens):
+        smallest, largest = _copy(tokens, to)
+        for i in range(len(lengths)):
+            end = lengths[i]
+            if end > row_len:
+                num_over_long += 1
+                end = min(end, kept_of_over_long)
+            position = 0
+            while position < end:
+                document = documents[added]
+                document.start = start + position
+                document.length = min(end - position, row_len)
+                document.number = numbers[i]
+                document.position = position
+                document.epoch = epoch
+                document.batch = batch
+                document.serial = serial + added
+                shortest = min(shortest, document.length)
+                position += document.length
+                added += 1
+            kept += end
+            start += lengths[i]
+    longer = np.empty(len(order) + added, np.int64)
+    longer[: len(order)] = order
+    for i in range(added):
+        longer[len(order) + i] = place + i
+    return total, least, longest, smallest, largest, added, kept, shortest, num_over_long, longer
+
+
+@compiled
+def _copy(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[np.int64, np.int64]:
+    """Copy tokens to an array of the same length, or forward in their own, and give the smallest and the largest."""
+    smallest = largest = np.int64(tokens[0] if len(tokens) else 0)
+    for i in range(len(to)):
+        token = np.int64(tokens[i])
+        smallest = min(smallest, token)
+        largest = max(largest, token)
+        to[i] = tokens[i]
+    return smallest, largest
+
+
+@compiled
+def move_to_front(tokens: Tokens, documents: Documents, is_waiting: NDArray[np.bool_]) -> int:
+    """Close the gaps between the documents that wait, in both arrays, and give the end of the last one's tokens."""
+    end = place = 0
+    for i in range(len(is_waiting)):
+        if is_waiting[i]:
+            start, length = documents[i].start, documents[i].length
+            _copy(tokens[start : start + length], tokens[end : end + length])
+            documents[place] = documents[i]
+            documents[place].start = end
+            end += length
+            place += 1
+    return end
