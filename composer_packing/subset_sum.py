@@ -34,14 +34,15 @@ _BITS = 64
 def _move_up(sums: NDArray[np.uint64], length: int, moved: NDArray[np.uint64]) -> None:
     """Write to `moved` the sums, and each of them with `length` added."""
     words, bits = length // _BITS, np.uint64(length % _BITS)
-    carried = np.uint64(_BITS) - bits
-    for word in range(len(sums)):
-        moved[word] = sums[word]
-    for word in range(words, len(sums)):
-        moved[word] |= sums[word - words] << bits
-    if bits:
-        for word in range(words + 1, len(sums)):
-            moved[word] |= sums[word - words - 1] >> carried
+    over = np.uint64(_BITS - 1) - bits
+    moved[:words] = sums[:words]
+    if words < len(sums):
+        moved[words] = sums[words] | (sums[0] << bits)
+    stay, upper, lower = sums[words + 1 :], sums[1:], sums[: len(sums) - words - 1]
+    both = moved[words + 1 :]
+    for word in range(len(both)):
+        # Two shifts, as one by all 64 bits is not defined.
+        both[word] = stay[word] | (upper[word] << bits) | ((lower[word] >> np.uint64(1)) >> over)
 
 
 @compiled
@@ -88,21 +89,20 @@ def place_subset_sum(
                 room -= documents[order[at]].length
             at += 1
 
-        found = 0
-        used = sums[:, : room // _BITS + 1]
-        used[0] = 0
-        used[0, 0] = 1
-        while at < len(order) and found < CANDIDATES and room >= shortest and not _holds(used[found], room):
+        found, words = 0, room // _BITS + 1
+        sums[0, :words] = 0
+        sums[0, 0] = 1
+        while at < len(order) and found < CANDIDATES and room >= shortest and not _holds(sums[found], room):
             if row_of[at] == NO_ROW and documents[order[at]].length <= room:
-                _move_up(used[found], documents[order[at]].length, used[found + 1])
+                _move_up(sums[found][:words], documents[order[at]].length, sums[found + 1][:words])
                 candidates[found] = at
                 found += 1
             at += 1
         filled = room
-        while not _holds(used[found], filled):
+        while not _holds(sums[found], filled):
             filled -= 1
         for candidate in range(found, 0, -1):
-            if not _holds(used[candidate - 1], filled):
+            if not _holds(sums[candidate - 1], filled):
                 row_of[candidates[candidate - 1]] = row
                 filled -= documents[order[candidates[candidate - 1]]].length
     return row_of
