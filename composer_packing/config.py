@@ -239,10 +239,9 @@ def check(config: TrainConfig, world_size: int) -> None:
         ratio = attrgetter(key)(config)
         if ratio is not None and not 0 < ratio <= 1:
             raise ConfigError(f"{key}={ratio}: must lie above 0, or there is nothing to learn, and not above 1")
-    if config.train_loader.packing_strategy not in tuple(PackingStrategy):
-        raise ConfigError(
-            f"train_loader.packing_strategy={config.train_loader.packing_strategy}: must be subset_sum or best_fit"
-        )
+    strategy = config.train_loader.packing_strategy
+    if strategy not in tuple(PackingStrategy):
+        raise ConfigError(f"train_loader.packing_strategy={strategy}: must be subset_sum or best_fit")
     _check_schedules(config)
     if config.model.vocab_size < config.data.vocab_size:
         raise ConfigError(

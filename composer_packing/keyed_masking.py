@@ -16,7 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.packing import BLOCK, Documents, Layout, Tokens, compiled
+from composer_packing.compiling import compiled
+from composer_packing.documents import BLOCK, Documents, Tokens
+from composer_packing.packing import Layout
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.packing import compiled
+from composer_packing.compiling import compiled
 
 
 @compiled

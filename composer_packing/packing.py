@@ -13,52 +13,16 @@ tie. A document that fits nowhere waits for a later batch. Three rows of eight s
 
 Placing looks at lengths only. Rows are kept sorted by room, so that a document costs a binary search and
 a short shift, and once no row has room for the shortest document nothing more is looked at. Filling
-moves each token once. All of it is compiled and releases the interpreter's lock. This file knows numpy and
-numba, nothing else.
+moves each token once. All of it is compiled and releases the interpreter's lock.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-Tokens = NDArray[np.unsignedinteger[Any]] | NDArray[np.int64]
-"""Token ids: uint16, uint32 or int64."""
-
-Documents = NDArray[np.void]
-"""A table of documents: an array of `DOCUMENT`."""
-
-DOCUMENT = np.dtype(
-    [
-        ("start", np.int64),  # where it begins in the token array
-        ("length", np.int64),  # in tokens, at least 1
-        ("number", np.int64),  # what the source calls it
-        ("position", np.int64),  # of its first token, where it is a piece of a longer document
-        ("epoch", np.int64),  # in which it was read
-        ("serial", np.int64),  # documents read before it
-        ("batch", np.int64),  # batches packed before it was read
-    ]
-)
-"""What packing knows of a document."""
-
-BLOCK = 16
-"""Tokens that may be read at once: a token array has as many more behind its last document, whatever they are."""
-
-NO_ROW = -1
-"""What stands for a row where a document fits none."""
-
-
-def compiled(function: Function) -> Function:
-    """Compile `function` with numba, without the interpreter's lock, cached on disk where that works."""
-    try:
-        jitted: Function = numba.njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # no folder for the cache can be written: a read-only install without a HOME
-        jitted = numba.njit(nogil=True)(function)
-    return jitted
+from composer_packing.compiling import compiled
+from composer_packing.documents import NO_ROW, Documents, Tokens
 
 
 class Layout(NamedTuple):
@@ -69,10 +33,10 @@ class Layout(NamedTuple):
         first: int64 `(rows + 1,)`; row `r` holds `documents[first[r]:first[r + 1]]`.
         num_documents: int64 `(rows,)`, documents of each row.
         num_tokens: int64 `(rows,)`, real tokens of each row.
-        cu_seqlens: int32, of all rows. Padding is a segment of its own.
+        cu_seqlens: int32 `(sum of segments,)`, of all rows. Padding is a segment of its own.
         segments: int64 `(rows,)`, entries of each row in `cu_seqlens`.
         max_seqlen: int64 `(rows,)`, longest segment of each row, which may be the padding.
-        left: int64, those that were not placed, in waiting order.
+        left: int64 `(waiting - placed,)`, places of those that were not placed, in waiting order.
         longest_wait: batches packed since the document that waited longest was read.
         displacement: sum over documents of how many places they lie before or behind their place in reading order.
     """

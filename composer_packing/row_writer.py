@@ -4,10 +4,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from composer_packing.batch import Batch
+from composer_packing.batch import IGNORE_INDEX, Batch
+from composer_packing.documents import Documents, Tokens
 from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.masking import mask_in_place
-from composer_packing.packing import Documents, Layout, Tokens, fill_rows
+from composer_packing.packing import Layout, fill_rows
 
 
 class RowWriter:
@@ -24,7 +25,8 @@ class RowWriter:
 
     Raises:
         TypeError: an id is no int.
-        ValueError: the keyed masks might hide the mask token, or there is no GPU to pin memory for.
+        ValueError: the keyed masks might hide the mask token or do not go with `ignore_token_id`, or there is no GPU
+            to pin memory for.
     """
 
     def __init__(
@@ -37,11 +39,14 @@ class RowWriter:
         keyed_masking: KeyedMasking | None,
         pin_memory: bool,
     ) -> None:
-        for name, token_id in (("pad_token_id", pad_token_id), ("mask_token_id", mask_token_id)):
+        ids = {"pad_token_id": pad_token_id, "mask_token_id": mask_token_id, "ignore_token_id": ignore_token_id}
+        for name, token_id in ids.items():
             if not hasattr(token_id, "__index__"):
                 raise TypeError(f"{name}={token_id!r} must be an int")
         if keyed_masking is not None and mask_token_id not in keyed_masking.special_token_ids:
             raise ValueError(f"{mask_token_id=} must be one of {keyed_masking.special_token_ids=}")
+        if keyed_masking is not None and ignore_token_id != IGNORE_INDEX:
+            raise ValueError(f"{ignore_token_id=} must be {IGNORE_INDEX} where masks are keyed")
         if pin_memory and not torch.cuda.is_available():
             raise ValueError(f"{pin_memory=} needs a GPU, and there is none here")
         self._row_len = row_len

@@ -19,7 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 from composer_packing.batch import Batch
 from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.packing import lay_out
-from composer_packing.policies import OverLong, Tail
+from composer_packing.policies import OverLong, Tail, chosen
 from composer_packing.row_writer import RowWriter
 from composer_packing.schedules import MaskingSchedule, PackingSchedules, cooldown_from_options, warmup_from_options
 from composer_packing.source_batch import SourceBatch
@@ -41,7 +41,7 @@ class SequencePacker(abc.ABC):
         src_max_seq_len: longest document of the source, in tokens; nothing follows from it, as published.
         out_batch_size: rows per batch.
         out_pseq_len: slots per row.
-        buffer_size: documents that may wait at most, besides those of the batch that is packed.
+        buffer_size: documents that may wait, besides those of the batch that is packed; the pieces of one count as one.
         pad_token_id: what stands in slots without a document.
         mask_token_id: what stands for a hidden token.
         ignore_token_id: label of what is no target; counts and models of this package know -100 only.
@@ -64,7 +64,7 @@ class SequencePacker(abc.ABC):
 
     Raises:
         ValueError: numbers do not go together; while iterating, a document does not fit a row, an id is out of
-            range, or an epoch ends without a batch (not where the tail is carried).
+            range, `waiting.IDLE_READS` source batches in a row give nothing, or an epoch can give no batch.
         TypeError: an id is no int; while iterating, a document is no flat sequence of ids, or has no number where
             masks need it.
         RuntimeError: from an iterator that goes on after a newer one was made.
@@ -72,7 +72,7 @@ class SequencePacker(abc.ABC):
     Attributes:
         epoch: number of the current epoch, -1 before the first.
         seqs_consumed: documents read this epoch, those that were dropped left out; pieces count as documents.
-        seqs_emitted: documents in the batches given this epoch.
+        seqs_emitted: documents in the batches given this epoch, those carried into it among them.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class SequencePacker(abc.ABC):
         masking_cooldown_schedule_type: MaskingSchedule | str = "linear",
         masking_ratio_step_size: float | None = None,
         world_size: int = 1,
-        tail: Tail = Tail.DROP,
-        over_long: OverLong = OverLong.ERROR,
+        tail: Tail | str = Tail.DROP,
+        over_long: OverLong | str = OverLong.ERROR,
         keyed_masking: KeyedMasking | None = None,
         pin_memory: bool = False,
     ) -> None:
@@ -122,8 +122,8 @@ class SequencePacker(abc.ABC):
         self.ignore_token_id = ignore_token_id
         self.mask_prob = mask_prob
         self.seed = seed
-        self.tail = tail
-        self.over_long = over_long
+        self.tail = chosen(Tail, "tail", tail)
+        self.over_long = chosen(OverLong, "over_long", over_long)
 
         self._writer = RowWriter(
             out_pseq_len, pad_token_id, mask_token_id, ignore_token_id, suppress_masking, keyed_masking, pin_memory
@@ -144,7 +144,9 @@ class SequencePacker(abc.ABC):
         )
         self.epoch = -1
         vocab_size = None if keyed_masking is None else keyed_masking.vocab_size
-        self._waiting = WaitingBuffer(src_batch_size, out_pseq_len, over_long, vocab_size, keyed_masking is not None)
+        self._waiting = WaitingBuffer(
+            src_batch_size, out_pseq_len, self.over_long, vocab_size, numbered=keyed_masking is not None
+        )
         self._source_ended = True
         self.seqs_consumed = self.seqs_emitted = 0
 
@@ -160,8 +162,8 @@ class SequencePacker(abc.ABC):
 
     @property
     def token_account(self) -> TokenAccount:
-        """Where the tokens of all documents read so far are, over all epochs."""
-        return self._waiting.account
+        """Where the tokens of all documents read so far are, over all epochs; may not add up while a thread packs."""
+        return dataclasses.replace(self._waiting.account)
 
     def __iter__(self) -> Iterator[Batch]:
         """Start an epoch; an iterator of an earlier one raises RuntimeError from then on."""
@@ -179,7 +181,7 @@ class SequencePacker(abc.ABC):
 
     def _batches(self, epoch: int, source: Iterator[SourceBatch], rng: np.random.Generator) -> Iterator[Batch]:
         waiting, schedules = self._waiting, self._schedules
-        before = dataclasses.replace(waiting.account)
+        before = self.token_account
         while True:
             if epoch != self.epoch:
                 raise RuntimeError(f"epoch {epoch} of this packer is over: epoch {self.epoch} has been started")
@@ -210,7 +212,7 @@ class SequencePacker(abc.ABC):
             level = logging.INFO if self.over_long is OverLong.SPLIT else logging.WARNING
             what = "epoch %d: %d documents were longer than a row (%s): %d tokens cut off, %d dropped"
             log.log(level, what, epoch, over_long, self.over_long.value, account.truncated, account.dropped)
-        if self.seqs_consumed == 0 and over_long:
+        if over_long and waiting.num_added == 0:
             raise ValueError(
                 f"epoch {epoch}: all {over_long} documents are longer than a row of {self.out_pseq_len} slots and "
                 f"were dropped; take longer rows or another over_long policy"

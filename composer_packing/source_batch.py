@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.packing import Tokens
-
 
 class FlatSourceBatch(NamedTuple):
     """Documents end to end.
@@ -55,12 +53,12 @@ def flat_source_batch(
     Args:
         documents: `{"input_ids": ids}` each; ids are a list, numpy array or CPU tensor of integers,
             one-dimensional.
-        vocab_size: ids lie below it and are stored in 16 or 32 bits accordingly; None for any id in 64 bits.
+        vocab_size: ids lie below it and are stored in 16 or 32 bits accordingly; None for any id, as int64.
         numbered: each has `"document": number` too, which is kept, for keyed masks.
 
     Raises:
         TypeError: `documents`, a document or its number is something else.
-        ValueError: an id is negative, or not below `vocab_size`.
+        ValueError: an id is negative, or not below `vocab_size` or 2**63.
     """
     try:
         ids = [document["input_ids"] for document in documents]
@@ -70,12 +68,11 @@ def flat_source_batch(
             f"a source batch must be a list of {{'input_ids': ids}}, one per document; "
             f"got {type(documents).__name__}: {str(documents)[:80]}"
         ) from error
-    flat = FlatSourceBatch(_joined(ids), lengths, _numbers(documents) if numbered else None)
-    if vocab_size is None:
-        return flat
-    if len(flat.tokens):
-        check_ids(int(flat.tokens.min()), int(flat.tokens.max()), vocab_size)
-    return flat._replace(tokens=flat.tokens.astype(token_dtype(vocab_size)))
+    tokens, dtype = _joined(ids), token_dtype(vocab_size)
+    if len(tokens):
+        check_ids(int(tokens.min()), int(tokens.max()), vocab_size)
+    tokens = tokens.view(np.int64) if dtype is np.int64 else tokens.astype(dtype)
+    return FlatSourceBatch(tokens, lengths, _numbers(documents) if numbered else None)
 
 
 def check_ids(smallest: int, largest: int, vocab_size: int | None) -> None:
@@ -86,7 +83,7 @@ def check_ids(smallest: int, largest: int, vocab_size: int | None) -> None:
         raise ValueError(f"token ids must lie between 0 and {bound - 1}; got {wrong}")
 
 
-def _joined(documents: Sequence[Any]) -> Tokens:
+def _joined(documents: Sequence[Any]) -> NDArray[np.int64] | NDArray[np.uint64]:
     """Ids of all documents end to end, int64, or uint64 from lists."""
     if all(type(document) is list for document in documents):
         return _joined_lists(documents)
@@ -98,7 +95,7 @@ def _joined(documents: Sequence[Any]) -> Tokens:
         raise TypeError(_which_is_wrong(documents)) from error
 
 
-def _joined_lists(documents: Sequence[list[int]]) -> NDArray[np.unsignedinteger[Any]]:
+def _joined_lists(documents: Sequence[list[int]]) -> NDArray[np.uint64]:
     """Three times as fast as numpy, which finds out the type of every single item first."""
     ids = array.array("Q")
     try:
@@ -126,6 +123,8 @@ def _numbers(documents: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
 def _which_is_wrong(documents: Sequence[Any]) -> str:
     """Name the first document that is no flat sequence of int64 ids."""
     for document in documents:
+        if not len(document):
+            continue
         try:
             ids = np.asarray(document)
             np.concatenate([ids], out=np.empty(len(document), np.int64), casting="same_kind")

@@ -2,7 +2,7 @@
 
 Rows are filled one after the other. A row takes the document that has waited longest, and further ones in
 waiting order while it has room for many more. What is left is filled with those of the next `CANDIDATES`
-documents that together come closest to it: a subset-sum problem, solved exactly. Five documents of
+documents that fit it which together come closest to it: a subset-sum problem, solved exactly. Five documents of
 lengths 3, 4, 4, 1, 5 in waiting order and a row of eight slots::
 
     a          aaa.....    it has waited longest
@@ -12,20 +12,21 @@ lengths 3, 4, 4, 1, 5 in waiting order and a row of eight slots::
 The sums that some of the first `n` candidates come to are a set of bits, one for each number of slots; a
 candidate of length `l` adds the same set moved up by `l` (Bellman, 1957, "Dynamic Programming").
 
-Every row begins with the document that has waited longest. So one that has `n` documents before it is packed
-at the latest in batch `n // rows + 1` from then.
+Every row begins with the document that has waited longest. So a document that `n` others wait before, those of its own
+source batch included, is in one of the next `n // rows + 1` batches.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.packing import NO_ROW, Documents, compiled
+from composer_packing.compiling import compiled
+from composer_packing.documents import NO_ROW, Documents
 
 CANDIDATES = 32
 """Documents among which a row is filled up."""
 
 READ_AHEAD = 4 * CANDIDATES
-"""Documents, besides those of a batch, that are enough for its last rows too."""
+"""Documents to read besides those of a batch: enough for its last row, though some are too long for that."""
 
 _BITS = 64
 

@@ -13,9 +13,9 @@ from composer_packing.subset_sum import READ_AHEAD, place_subset_sum
 class SubsetSumSequencePacker(SequencePacker):
     """Each row begins with the document that has waited longest and is filled up exactly; see `subset_sum`.
 
-    Before a batch is packed documents are read until, after a batch of average ones, `READ_AHEAD` will be left, or
-    another source batch might overfill the buffer. A document that is read when `n` wait is packed `n // rows`
-    batches later at the latest, and within two or three as a rule.
+    Before a batch is packed documents are read until, after a batch of average ones, `READ_AHEAD` would be left, or
+    another source batch might overfill the buffer. A document that `n` others wait before is in one of the next
+    `n // rows + 1` batches, and in one of the next three as a rule.
     """
 
     def _place(self, source: Iterator[SourceBatch], rows: int) -> NDArray[np.int64]:

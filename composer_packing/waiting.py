@@ -1,6 +1,6 @@
 """The waiting buffer: documents read but not yet placed, in one token array and one table.
 
-A source batch is copied in at one go, in the narrowest type that holds the vocabulary. What leaves stays where it
+A source batch is copied in at one go, in the narrowest type that holds its tokens. What leaves stays where it
 is until the array is full; then what still waits is moved to its front. The array is at least twice as large as
 that, so that a token is moved less than once on average, and memory grows with what waits, not with what was read.
 """
@@ -12,10 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.entering import Entered, enter, move_to_front
-from composer_packing.packing import BLOCK, DOCUMENT, Documents, Tokens
+from composer_packing.documents import BLOCK, DOCUMENT, Documents, Tokens
+from composer_packing.moving import Entered, enter, move_to_front
 from composer_packing.policies import OverLong
 from composer_packing.source_batch import FlatSourceBatch, SourceBatch, check_ids, flat_source_batch, token_dtype
+
+IDLE_READS = 1000
+"""Source batches in a row that may give no document."""
 
 
 @dataclass
@@ -52,7 +55,7 @@ class WaitingBuffer:
         src_batch_size: documents that a source batch has at most.
         row_len: tokens that a document has at most.
         over_long: what becomes of those that have more.
-        vocab_size: ids lie below it; None for any id, in 64 bits.
+        vocab_size: ids lie below it; None for any id.
         numbered: the source gives each document's number, which is kept.
 
     Attributes:
@@ -73,7 +76,7 @@ class WaitingBuffer:
         vocab_size: int | None = None,
         numbered: bool = False,
     ) -> None:
-        self.tokens: Tokens = np.empty(BLOCK, token_dtype(vocab_size))
+        self.tokens: Tokens = np.empty(BLOCK, np.uint16 if vocab_size is None else token_dtype(vocab_size))
         self.documents: Documents = np.empty(0, DOCUMENT)
         self.order = np.empty(0, np.int64)
         self.num_added = self.num_gone = 0
@@ -85,6 +88,7 @@ class WaitingBuffer:
         self._vocab_size = vocab_size
         self._numbered = numbered
         self._tokens_end = self._documents_end = 0
+        self._idle_reads = 0
 
     def __len__(self) -> int:
         return len(self.order)
@@ -98,18 +102,20 @@ class WaitingBuffer:
             batch: batches packed so far.
 
         Raises:
-            ValueError: a source batch holds more documents than promised, or as `append` says.
+            ValueError: `IDLE_READS` source batches in a row gave no document, or as `append` says.
             TypeError: as `append` says.
         """
         for source_batch in source:
             if not isinstance(source_batch, FlatSourceBatch):
                 source_batch = flat_source_batch(source_batch, numbered=self._numbered)
-            if len(source_batch.lengths) > self._src_batch_size:
+            added = self.append(source_batch, epoch, batch)
+            self._idle_reads = 0 if added else self._idle_reads + 1
+            if self._idle_reads == IDLE_READS:
                 raise ValueError(
-                    f"the source gave {len(source_batch.lengths)} documents at once; "
-                    f"src_batch_size={self._src_batch_size}"
+                    f"{IDLE_READS} source batches in a row gave no document to pack; so far "
+                    f"{self.account.over_long_documents} were longer than a row of {self._row_len} slots"
                 )
-            return self.append(source_batch, epoch, batch)
+            return added
         return None
 
     def append(self, source_batch: FlatSourceBatch, epoch: int = 0, batch: int = 0) -> int:
@@ -122,10 +128,14 @@ class WaitingBuffer:
 
         Raises:
             TypeError: the source batch is not made of one-dimensional integers, or its numbers are needed and missing.
-            ValueError: its parts do not go together, an id is out of range, or a document is longer than a row and
-                that is an error.
+            ValueError: it holds more documents than promised, its parts do not go together, an id is out of range, or a
+                document is longer than a row and that is an error. Nothing of it has been added then.
         """
         tokens, lengths, numbers = _checked(source_batch, self._numbered)
+        if len(lengths) > self._src_batch_size:
+            raise ValueError(f"the source gave {len(lengths)} documents at once; src_batch_size={self._src_batch_size}")
+        if self._vocab_size is None:
+            self._widen(tokens.dtype)
         self._make_room(len(tokens), len(lengths) + len(tokens) // self._row_len)
         tokens_end = self._tokens_end + len(tokens)
         entered = Entered(
@@ -160,7 +170,7 @@ class WaitingBuffer:
         """Forget what has been placed in a batch.
 
         Args:
-            left: places in the table of what still waits, in waiting order.
+            left: int64 `(waiting,)`, places in the table of what still waits, in waiting order.
             num_tokens: tokens of what was placed.
         """
         self.num_gone += len(self.order) - len(left)
@@ -176,10 +186,10 @@ class WaitingBuffer:
         self.order = self.order[:0]
 
     def _check(self, entered: Entered, num_tokens: int) -> None:
-        if entered.least < 0 or entered.total != num_tokens:
+        if entered.least < 0 or entered.longest > num_tokens or entered.total != num_tokens:
             raise ValueError(
-                f"a FlatSourceBatch has {num_tokens} tokens, but lengths of {entered.total} in all, "
-                f"the least {entered.least}"
+                f"a FlatSourceBatch has {num_tokens} tokens, but its lengths, from {entered.least} to "
+                f"{entered.longest}, come to {entered.total}"
             )
         check_ids(entered.smallest, entered.largest, self._vocab_size)
         if entered.longest > self._row_len and self._over_long is OverLong.ERROR:
@@ -187,6 +197,13 @@ class WaitingBuffer:
                 f"a document of {entered.longest} tokens does not fit a row of {self._row_len} slots; "
                 f"give another over_long policy, or cut or split it before it is packed"
             )
+
+    def _widen(self, dtype: np.dtype[Any]) -> None:
+        """See to it that the token array holds ids of this type."""
+        types: tuple[Any, ...] = np.uint16, np.uint32, np.int64
+        needed = next((wider for wider in types if np.can_cast(dtype, wider)), np.int64)
+        if self.tokens.dtype.itemsize < np.dtype(needed).itemsize:
+            self.tokens = self.tokens.astype(needed)
 
     def _make_room(self, tokens: int, documents: int) -> None:
         """See to it that so much more can be added."""
@@ -196,15 +213,14 @@ class WaitingBuffer:
         is_waiting[self.order] = True
         self.order = (np.cumsum(is_waiting) - 1)[self.order]
         self._documents_end = len(self.order)
-        self._tokens_end = move_to_front(self.tokens, self.documents, is_waiting)
+        self._tokens_end, self.shortest = move_to_front(self.tokens, self.documents, is_waiting, self._row_len)
         if not self._fits(2 * tokens + self._tokens_end, 2 * documents + self._documents_end):
             self.tokens = _grown(self.tokens, self._tokens_end, tokens)
             self.documents = _grown(self.documents, self._documents_end, documents)
 
     def _fits(self, tokens: int, documents: int) -> bool:
-        return self._tokens_end + tokens + BLOCK <= len(self.tokens) and self._documents_end + documents <= len(
-            self.documents
-        )
+        tokens_end, documents_end = self._tokens_end + tokens, self._documents_end + documents
+        return tokens_end + BLOCK <= len(self.tokens) and documents_end <= len(self.documents)
 
 
 def _checked(
@@ -213,12 +229,13 @@ def _checked(
     """The parts of a source batch, if they are what they should be; zeros for numbers that are not wanted."""
     tokens, lengths, numbers = source_batch
     if not numbered:
-        numbers = np.zeros(len(lengths), np.int64)
+        numbers = np.zeros(np.size(lengths), np.int64)
     elif numbers is None:
         raise TypeError("keyed masks need the number of each document; this FlatSourceBatch has no numbers")
     for name, part in zip(FlatSourceBatch._fields, (tokens, lengths, numbers), strict=True):
-        if not isinstance(part, np.ndarray) or part.ndim != 1 or part.dtype.kind not in "iu":
-            raise TypeError(f"FlatSourceBatch.{name} must be a one-dimensional array of integers; got {str(part)[:80]}")
+        if not isinstance(part, np.ndarray) or part.ndim != 1 or part.dtype.kind not in "iu" or not part.dtype.isnative:
+            what = f"{part.dtype} {part.shape}" if isinstance(part, np.ndarray) else str(part)[:80]
+            raise TypeError(f"FlatSourceBatch.{name} must be a one-dimensional array of integers; got {what}")
     if len(numbers) != len(lengths):
         raise ValueError(f"a FlatSourceBatch has {len(numbers)} numbers for {len(lengths)} documents")
     return tokens, np.ascontiguousarray(lengths, np.int64), np.ascontiguousarray(numbers, np.int64)

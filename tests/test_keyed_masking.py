@@ -107,22 +107,30 @@ def by_the_formula(
 
 
 @given(
-    st.lists(st.integers(1, 70), min_size=1, max_size=12),
+    st.lists(st.integers(1, 70), min_size=1, max_size=12) | st.lists(st.integers(1, 5), min_size=1, max_size=40),
     st.floats(0, 1),
     st.integers(1, 2**64 - 1),
     st.sampled_from([9, 300, 2**16, 2**16 + 1, 2**32 - 1]),
     st.sets(st.integers(0, 8), max_size=7),
+    st.sampled_from([0, 1, 7, 200]),
     st.data(),
 )
 def test_masks_are_those_of_the_formula_whatever_the_lengths_and_special_ids(
-    lengths: list[int], mask_prob: float, seed: int, vocab_size: int, special: set[int], data: st.DataObject
+    lengths: list[int],
+    mask_prob: float,
+    seed: int,
+    vocab_size: int,
+    special: set[int],
+    room: int,
+    data: st.DataObject,
 ) -> None:
     special |= {MASK}
+    row_len = max(lengths) + room  # rows may be shorter than a block, and one document may spill over several
     tokens = st.integers(0, min(vocab_size, 20) - 1) | st.integers(0, vocab_size - 1)
     documents = [data.draw(st.lists(tokens, min_size=length, max_size=length)) for length in lengths]
     packer = GreedyBestFitSequencePacker(
         *([[{"input_ids": ids, "document": 7 * number} for number, ids in enumerate(documents)]], len(documents), 70),
-        *(3, 70, len(documents) + 1, PAD, MASK),
+        *(3, row_len, len(documents) + 1, PAD, MASK),
         mask_prob=mask_prob,
         tail=Tail.EMIT,
         keyed_masking=KeyedMasking(seed, vocab_size, sorted(special)),

@@ -13,6 +13,8 @@ PACKAGE = Path(composer_packing.__file__).parent
 
 # Each module may import those above it only.
 ORDER = [
+    "compiling",
+    "documents",
     "packing",
     "subset_sum",
     "masking",
@@ -22,7 +24,7 @@ ORDER = [
     "batch",
     "policies",
     "source_batch",
-    "entering",
+    "moving",
     "waiting",
     "row_writer",
     "sequence_packer",
@@ -49,11 +51,13 @@ ORDER = [
 ]
 
 ONLY = {
-    "packing": {"numba", "numpy"},
+    "compiling": {"numba"},
+    "documents": {"numpy"},
+    "packing": {"numpy"},
     "subset_sum": {"numpy"},
     "policies": set(),
     "source_batch": {"numpy"},
-    "entering": {"numpy"},
+    "moving": {"numpy"},
     "masking": {"numpy"},
     "keyed_masking": {"numpy"},
     "times": set(),

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_packing import find_best_fit
-from composer_packing.packing import BLOCK, DOCUMENT, NO_ROW, Documents, empty_rows, fill_rows, lay_out, place_best_fit
+from composer_packing.documents import BLOCK, DOCUMENT, NO_ROW, Documents
+from composer_packing.packing import empty_rows, fill_rows, lay_out, place_best_fit
 from tests import reference
 
 
@@ -120,3 +121,15 @@ def test_compiling_works_where_no_cache_can_be_written(tmp_path: Path) -> None:
     code = "import numpy; from composer_packing import find_best_fit as f; print(f(numpy.array([4, 2]), 2))"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240)
     assert done.stdout.strip() == "1", done.stderr
+
+
+@pytest.mark.slow
+def test_no_compiled_function_reads_or_writes_beyond_its_arrays(tmp_path: Path) -> None:
+    """Compiled code does not look; here the tests of it run once where it does."""
+    environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+    files = [f"tests/test_{name}.py" for name in ("packing", "subset_sum", "waiting", "keyed_masking")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *files]
+    done = subprocess.run(
+        command, env=environment, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stdout

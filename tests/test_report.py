@@ -1,8 +1,11 @@
+from pathlib import Path
+
 import pytest
 
+from composer_packing.callbacks import RunSummary
 from composer_packing.config import SchedulerConfig, TrainLoaderConfig
 from composer_packing.model import ModernBertForMaskedLM
-from composer_packing.report import start_lines
+from composer_packing.report import end_lines, start_lines
 from tests.test_dataspec import config_of, documents_of
 
 
@@ -53,3 +56,34 @@ def test_a_duration_in_batches_or_documents_is_said_in_epochs_too(length: str, s
     assert f"duration   {said.format(batches=tokens / 128)} = {epochs:.2f} epochs" in lines
     after = ", which is after the end of this run" if length == "20ba" else ""
     assert lines[-1] == f"schedule   batch size 4 -> 8 sequences to 30 batches{after}"
+
+
+SUMMARY = RunSummary(
+    num_documents=1234,
+    num_tokens=56_789,
+    num_batches=12,
+    packing_efficiency=0.99987,
+    tokens_per_second=4321.9,
+    data_wait_share=0.00123,
+    longest_wait_batches=2,
+    mean_displacement=13.6,
+)
+
+
+def test_the_end_says_what_was_trained_on_and_how() -> None:
+    assert end_lines(SUMMARY, 8.3456, 4.2222, ["runs/a/ep0.pt", "runs/a/ep1.pt"]).splitlines() == [
+        "trained on           1,234 documents and pieces, 56,789 tokens, 12 batches",
+        "packing efficiency   0.9999 of the slots held a token",
+        "order of the data    documents moved 14 places on average and waited 2 batches at most",
+        "tokens per second    4,322",
+        "waiting for data     0.12% of the time",
+        "evaluation loss      8.346 -> 4.222",
+        "checkpoint           runs/a/ep1.pt",
+    ]
+
+
+def test_the_readme_shows_a_run_as_it_prints_now() -> None:
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    shown = next(block for block in readme.split("```")[1::2] if block.startswith("\ndevice"))
+    last_lines = shown.strip().splitlines()[-len(end_lines(SUMMARY, 1, 1, []).splitlines()) :]
+    assert [line[:21] for line in last_lines] == [line[:21] for line in end_lines(SUMMARY, 1, 1, []).splitlines()]

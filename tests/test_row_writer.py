@@ -46,6 +46,18 @@ def test_keyed_batches_have_their_counts_and_the_published_ones_exactly_the_publ
     assert (counted["longest_wait_batches"], counted["displacement_documents"]) == (0, 0)
 
 
+@pytest.mark.parametrize("name", ["pad_token_id", "mask_token_id", "ignore_token_id"])
+def test_an_id_that_is_no_int_is_an_error_that_names_it(name: str) -> None:
+    settings: dict[str, Any] = {name: None}
+    with pytest.raises(TypeError, match=f"{name}=None must be an int"):
+        GreedyBestFitSequencePacker([], 1, 8, 1, 8, 2, **settings)
+
+
+def test_keyed_masks_mark_what_is_no_target_as_the_counts_and_the_model_expect() -> None:
+    with pytest.raises(ValueError, match="ignore_token_id=-1 must be -100 where masks are keyed"):
+        packer(ignore_token_id=-1, keyed_masking=KeyedMasking(0, 100, (0, 4)))
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_pinned_memory_without_a_gpu_is_an_error() -> None:
     with pytest.raises(ValueError, match="pin_memory=True needs a GPU"):

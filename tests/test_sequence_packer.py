@@ -59,6 +59,8 @@ def test_batches_have_the_types_of_the_contract(golden: dict[str, Any]) -> None:
         assert batch["mask_prob"].shape == ()
 
 
+both_strategies = pytest.mark.parametrize("strategy", [GreedyBestFitSequencePacker, SubsetSumSequencePacker])
+
 streams = st.fixed_dictionaries(
     {
         "row_len": st.integers(1, 24),
@@ -142,8 +144,11 @@ def test_suppressing_masks_leaves_no_labels_but_schedules_advance() -> None:
     assert packer.local_tokens == 28
 
 
-def test_the_warmup_goes_on_in_the_next_epoch() -> None:
-    packer = GreedyBestFitSequencePacker(
+@both_strategies
+def test_the_warmup_goes_on_in_the_next_epoch(
+    strategy: type[SequencePacker],
+) -> None:
+    packer = strategy(
         wrapped([[[1] * 4] * 4]), 4, 4, 2, 4, 5, batch_size_warmup_min_size=1, batch_size_warmup_tokens=16
     )
     assert [len(batch["input_ids"]) for batch in packer] == [1] * 4
@@ -180,8 +185,11 @@ def test_the_distributed_sampler_is_told_the_epoch() -> None:
         assert sorted(order) == sorted(sampler)
 
 
-def test_an_iterator_of_an_earlier_epoch_does_not_go_on_behind_the_newer_ones_back() -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 4] * 4), 4, 4, 2, 4, 5)
+@both_strategies
+def test_an_iterator_of_an_earlier_epoch_does_not_go_on_behind_the_newer_ones_back(
+    strategy: type[SequencePacker],
+) -> None:
+    packer = strategy(wrapped([[[1] * 4] * 4] * 4), 4, 4, 2, 4, 5)
     old = iter(packer)
     next(old)
     new = iter(packer)
@@ -210,12 +218,16 @@ def test_a_batch_is_given_before_the_source_is_exhausted() -> None:
     assert read <= 8
 
 
-def test_documents_left_over_at_the_end_of_an_epoch_are_reported(caplog: pytest.LogCaptureFixture) -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 5]), 5, 4, 2, 4, 6)
+@both_strategies
+def test_documents_left_over_at_the_end_of_an_epoch_are_reported(
+    strategy: type[SequencePacker],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    packer = strategy(wrapped([[[1] * 4] * 5]), 5, 4, 2, 4, 6)
     assert len(list(packer)) == 2
     assert caplog.messages == ["epoch 0: 1 of 5 documents were left over at the end, too few for another batch"]
     caplog.clear()
-    assert len(list(GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 4]), 4, 4, 2, 4, 6))) == 2
+    assert len(list(strategy(wrapped([[[1] * 4] * 4]), 4, 4, 2, 4, 6))) == 2
     assert caplog.messages == []
 
 
@@ -299,6 +311,59 @@ def test_tokens_in_are_tokens_out_and_tokens_reported_whatever_the_policies(
     assert {tuple(document) for document in reference.originals(batches)} <= pieces
 
 
+@pytest.mark.parametrize("name", ["tail", "over_long"])
+def test_policies_may_be_given_by_their_names_and_nothing_else(name: str) -> None:
+    def made(value: Any) -> GreedyBestFitSequencePacker:
+        settings: dict[str, Any] = {name: value}
+        return GreedyBestFitSequencePacker([], 1, 8, 1, 8, 2, **settings)
+
+    for member in Tail if name == "tail" else OverLong:
+        assert getattr(made(member.value), name) is member
+    with pytest.raises(ValueError, match=f"{name}='carries' must be one of .*drop"):
+        made("carries")
+
+
+@both_strategies
+@pytest.mark.parametrize(("document", "over_long"), [([], OverLong.ERROR), ([1] * 9, OverLong.DROP)])
+def test_a_source_without_end_that_gives_nothing_to_pack_is_an_error_not_a_silent_loop(
+    strategy: type[SequencePacker], document: list[int], over_long: OverLong
+) -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[Any]:
+            yield from wrapped([[[1] * 8, document]])
+            while True:
+                yield from wrapped([[document, document]])
+
+    packer = strategy(Endless(), 2, 8, 2, 8, 4, over_long=over_long)
+    with pytest.raises(ValueError, match="1000 source batches in a row gave no document to pack"):
+        list(packer)
+
+
+def test_an_epoch_of_nothing_but_dropped_documents_is_no_error_where_others_have_been_packed() -> None:
+    """One rank may meet such an epoch while the others go on."""
+    shares = iter([[[1] * 8] * 3, [[1] * 9] * 3, [[1] * 8] * 3])
+
+    class Shares:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(wrapped([next(shares)]))
+
+    packer = GreedyBestFitSequencePacker(Shares(), 3, 9, 2, 8, 4, tail="carry", over_long="drop")
+    assert [len(list(packer)) for _ in range(3)] == [1, 0, 2]
+    assert packer.token_account.dropped == 27
+
+
+def test_an_account_that_was_kept_does_not_change() -> None:
+    packer = GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 4]), 4, 4, 2, 4, 5)
+    before = packer.token_account
+    list(packer)
+    assert packer.token_account.since(before) == TokenAccount(read=16, emitted=16)
+
+
+def test_an_empty_source_gives_no_batch_where_its_tail_is_emitted() -> None:
+    packer = GreedyBestFitSequencePacker([], 1, 8, 1, 8, 2, tail=Tail.EMIT)
+    assert list(packer) == []
+
+
 def test_a_document_ten_times_as_long_as_a_row_is_used_to_the_last_token_where_it_is_split() -> None:
     packer = SubsetSumSequencePacker(
         *(wrapped([[list(range(10, 90))]]), 1, 8, 5, 8, 2), over_long=OverLong.SPLIT, suppress_masking=True
@@ -307,9 +372,13 @@ def test_a_document_ten_times_as_long_as_a_row_is_used_to_the_last_token_where_i
     assert packer.seqs_emitted == 10
 
 
-def test_what_became_of_over_long_documents_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+@both_strategies
+def test_what_became_of_over_long_documents_is_logged(
+    strategy: type[SequencePacker],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     source = wrapped([[[1] * 9, [2] * 4, [3] * 40]])
-    packer = GreedyBestFitSequencePacker(source, 3, 8, 1, 8, 4, over_long=OverLong.TRUNCATE)
+    packer = strategy(source, 3, 8, 1, 8, 4, over_long=OverLong.TRUNCATE)
     assert len(list(packer)) == 3
     assert caplog.messages == ["epoch 0: 2 documents were longer than a row (truncate): 33 tokens cut off, 0 dropped"]
     assert packer.token_account.truncated == 33
@@ -344,13 +413,19 @@ def test_what_is_carried_comes_first_in_the_next_epoch_in_its_order() -> None:
     assert epochs == [[[1, 2], [5, 4]], [[3, 1], [5, 4], [2, 3]]]
 
 
-def test_a_set_smaller_than_a_batch_trains_once_several_epochs_of_it_fill_one() -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[7] * 4]]), 1, 4, 3, 4, 2, suppress_masking=True, tail=Tail.CARRY)
+@both_strategies
+def test_a_set_smaller_than_a_batch_trains_once_several_epochs_of_it_fill_one(
+    strategy: type[SequencePacker],
+) -> None:
+    packer = strategy(wrapped([[[7] * 4]]), 1, 4, 3, 4, 2, suppress_masking=True, tail=Tail.CARRY)
     assert [len(list(packer)) for _ in range(7)] == [0, 0, 1, 0, 0, 1, 0]
 
 
-def test_the_last_batch_of_an_epoch_that_emits_its_tail_has_fewer_rows() -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 5]), 5, 4, 3, 4, 6, tail=Tail.EMIT)
+@both_strategies
+def test_the_last_batch_of_an_epoch_that_emits_its_tail_has_fewer_rows(
+    strategy: type[SequencePacker],
+) -> None:
+    packer = strategy(wrapped([[[1] * 4] * 5]), 5, 4, 3, 4, 6, tail=Tail.EMIT)
     assert [len(batch["input_ids"]) for batch in packer] == [3, 2]
     assert packer.seqs_emitted == packer.seqs_consumed == 5
 
@@ -431,14 +506,20 @@ def test_so_it_is_whatever_becomes_of_the_tail(tail: Tail) -> None:
         list(packer)
 
 
-def test_a_document_longer_than_a_row_is_an_error_that_shows_the_lengths() -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[1], [2] * 9]]), 2, 8, 1, 8, 3)
+@both_strategies
+def test_a_document_longer_than_a_row_is_an_error_that_shows_the_lengths(
+    strategy: type[SequencePacker],
+) -> None:
+    packer = strategy(wrapped([[[1], [2] * 9]]), 2, 8, 1, 8, 3)
     with pytest.raises(ValueError, match=r"document of 9 tokens does not fit a row of 8 slots"):
         next(iter(packer))
 
 
-def test_a_source_batch_larger_than_promised_is_an_error_that_shows_both_sizes() -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[1], [2], [3]]]), 2, 8, 1, 8, 3)
+@both_strategies
+def test_a_source_batch_larger_than_promised_is_an_error_that_shows_both_sizes(
+    strategy: type[SequencePacker],
+) -> None:
+    packer = strategy(wrapped([[[1], [2], [3]]]), 2, 8, 1, 8, 3)
     with pytest.raises(ValueError, match="3 documents at once; src_batch_size=2"):
         list(packer)
 

@@ -89,6 +89,7 @@ def test_so_is_one_that_fits_no_integer_of_the_machine(ids: list[int]) -> None:
         documents(torch.tensor(5)),
         documents(np.array([1.5])),
         documents([1], np.array(["a"])),
+        documents(np.array([]), [], (1.5,)),
     ],
 )
 def test_anything_else_is_an_error_that_shows_it(source_batch: Any) -> None:

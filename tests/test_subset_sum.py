@@ -14,8 +14,8 @@ from composer_packing import (
     Tail,
 )
 from composer_packing.batch import Batch
-from composer_packing.packing import NO_ROW
-from composer_packing.subset_sum import place_subset_sum
+from composer_packing.documents import NO_ROW
+from composer_packing.subset_sum import CANDIDATES, _move_up, place_subset_sum
 from tests.test_benchmarks import loaded
 from tests.test_packing import table
 
@@ -59,6 +59,29 @@ def test_the_first_row_is_filled_as_full_as_any_choice_with_the_oldest_document_
     assert filled == max(total for choice in choices if (total := lengths[0] + sum(choice)) <= row_len)
 
 
+@given(st.sets(st.integers(0, 700), min_size=1), st.integers(1, 700), st.integers(1, 12))
+def test_sums_are_moved_up_as_the_bits_of_a_long_number(sums: set[int], length: int, words: int) -> None:
+    bits = sum(1 << number for number in sums if number < 64 * words) | 1
+    before = np.frombuffer(bits.to_bytes(8 * words, "little"), np.uint64)
+    after = np.full(words, 12345, np.uint64)
+    _move_up(before, length, after)
+    assert int.from_bytes(after.tobytes(), "little") == (bits | bits << length) % (1 << 64 * words)
+
+
+@given(
+    st.integers(1, 20), st.lists(st.integers(1, 150), min_size=1, max_size=9), st.sampled_from([63, 64, 65, 128, 300])
+)
+def test_what_the_oldest_document_leaves_is_filled_exactly_where_long_sums_can(
+    oldest: int, others: list[int], row_len: int
+) -> None:
+    lengths = [oldest, *(min(length, row_len) for length in others)]
+    filled = sum(length for row, length in zip(placed(lengths, 1, row_len), lengths, strict=True) if row == 0)
+    choices = itertools.chain.from_iterable(itertools.combinations(lengths[1:], count) for count in range(len(lengths)))
+    best = max(total for choice in choices if (total := oldest + sum(choice)) <= row_len)
+    enough = CANDIDATES * sum(lengths) // (2 * len(lengths))
+    assert filled == best or row_len > enough, "unless documents were so short that some were taken in order first"
+
+
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=80), st.integers(1, 4))
 def test_every_row_begins_with_the_document_that_has_waited_longest(lengths: list[int], rows: int) -> None:
     row_of = placed(lengths, rows, 50)
@@ -86,36 +109,38 @@ def test_rows_are_full_to_the_last_slots_and_documents_keep_their_order(name: st
     assert order.mean_displacement(given) <= 25
 
 
-@given(st.data(), st.integers(1, 4), st.integers(1, 6), st.integers(1, 20))
-def test_a_document_that_finds_n_waiting_is_packed_n_by_rows_batches_later_at_the_latest(
-    data: st.DataObject, rows: int, src_batch_size: int, extra_buffer: int
+@given(st.data(), st.integers(1, 4), st.integers(1, 6), st.integers(1, 20), st.integers(1, 3))
+def test_a_document_that_n_others_wait_before_is_in_one_of_the_next_n_by_rows_plus_1_batches(
+    data: st.DataObject, rows: int, src_batch_size: int, extra_buffer: int, epochs: int
 ) -> None:
-    lengths = data.draw(st.lists(st.integers(1, 16), min_size=1, max_size=200))
-    packed = 0
-    latest: list[int] = []
-
+    """Over epochs too, with the rows of the warmup that are in force when it is read."""
+    lengths = data.draw(st.lists(st.integers(1, 16), min_size=1, max_size=200 // epochs))
+    first_rows = data.draw(st.integers(1, rows))
+    packed: set[int] = set()
+    latest: dict[int, int] = {}
     given: list[Batch] = []
 
     class Watched:
         def __iter__(self) -> Iterator[FlatSourceBatch]:
             for first in range(0, len(lengths), src_batch_size):
                 part = np.array(lengths[first : first + src_batch_size])
-                now = len(given)
-                latest.extend(now + (first + place - packed) // rows for place in range(len(part)))
-                numbers = np.arange(first, first + len(part))
+                numbers = np.arange(len(latest), len(latest) + len(part))
+                latest.update((int(n), len(given) + (int(n) - len(packed)) // packer.rows_per_batch) for n in numbers)
                 yield FlatSourceBatch(np.repeat(numbers, part), part)
 
     packer = SubsetSumSequencePacker(
         *(Watched(), src_batch_size, 16, rows, 16, src_batch_size + extra_buffer),
-        tail=Tail.EMIT,
+        tail=Tail.CARRY,
         suppress_masking=True,
+        batch_size_warmup_min_size=first_rows,
+        batch_size_warmup_tokens=300,
     )
-    found = Counter[int]()
-    for batch in packer:
+    for batch in itertools.chain.from_iterable(packer for _ in range(epochs)):
         for ids, ends in zip(batch["input_ids"], batch["cu_seqlens"], strict=True):
             documents = {int(ids[end - 1]) for end in ends[1:]} - {-1}
-            found.update(documents)
+            assert not documents & packed
             assert all(latest[document] >= len(given) for document in documents)
-        packed = len(found)
+            packed |= documents
         given.append(batch)
-    assert found == Counter(range(len(lengths)))
+    assert len(latest) == epochs * len(lengths)
+    assert len(latest) - len(packed) == len(packer._waiting)

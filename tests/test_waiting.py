@@ -148,6 +148,8 @@ ids, lengths, numbers = np.array([5, 6, 7]), np.array([2, 1]), np.array([0, 1])
         (FlatSourceBatch(ids, lengths.astype(float), numbers), "lengths must be"),
         (FlatSourceBatch(ids, lengths, numbers.astype(str)), "numbers must be"),
         (FlatSourceBatch(ids, lengths), "this FlatSourceBatch has no numbers"),
+        (FlatSourceBatch(ids, None, numbers), "lengths must be .*; got None"),  # type: ignore[arg-type]
+        (FlatSourceBatch(ids.astype(">u2"), lengths, numbers), r"tokens must be .*; got >u2 \(3,\)"),
     ],
 )
 def test_a_flat_source_batch_of_other_things_is_an_error_that_names_them(
@@ -160,9 +162,12 @@ def test_a_flat_source_batch_of_other_things_is_an_error_that_names_them(
 @pytest.mark.parametrize(
     ("source_batch", "message"),
     [
-        (FlatSourceBatch(ids, np.array([2, 2]), numbers), "has 3 tokens, but lengths of 4 in all"),
-        (FlatSourceBatch(ids, np.array([4, -1]), numbers), "has 3 tokens, but lengths of 3 in all, the least -1"),
+        (FlatSourceBatch(ids, np.array([2, 2]), numbers), "has 3 tokens, but its lengths, from 0 to 2, come to 4"),
+        (FlatSourceBatch(ids, np.array([4, -1]), numbers), "has 3 tokens, but its lengths, from -1 to 4, come to 3"),
+        (FlatSourceBatch(ids, np.array([2**63 - 1, 2**63 - 1, 5]), np.arange(3)), "from 0 to 9223372036854775807"),
+        (FlatSourceBatch(ids, np.array([2**63], np.uint64), np.arange(1)), "from -9223372036854775808"),
         (FlatSourceBatch(ids, lengths, numbers[:1]), "has 1 numbers for 2 documents"),
+        (FlatSourceBatch(np.arange(9), np.ones(9, np.int64), np.arange(9)), "9 documents at once; src_batch_size=8"),
         (FlatSourceBatch(np.array([5, -6, 7]), lengths, numbers), "token ids must lie between 0 and 9; got -6"),
         (FlatSourceBatch(np.array([5, 10, 7]), lengths, numbers), "token ids must lie between 0 and 9; got 10"),
         (FlatSourceBatch(np.array([2**16, 0, 0]), lengths, numbers), "got 65536"),
@@ -171,10 +176,19 @@ def test_a_flat_source_batch_of_other_things_is_an_error_that_names_them(
 def test_parts_that_do_not_go_together_and_ids_out_of_range_are_an_error_that_shows_them(
     source_batch: FlatSourceBatch, message: str
 ) -> None:
-    buffer = WaitingBuffer(8, 9, vocab_size=10, numbered=True)
+    buffer = WaitingBuffer(8, 9, OverLong.SPLIT, vocab_size=10, numbered=True)
+    for number in range(5):  # the arrays are full, and the first documents have gone
+        buffer.append(FlatSourceBatch(np.arange(3), np.array([2, 1]), np.array([number, 9])))
+    buffer.emit(buffer.order[3:], 5)
+    before = contents(buffer), column(buffer, "number"), column(buffer, "serial"), buffer.num_added, buffer.account
     with pytest.raises(ValueError, match=message):
         buffer.append(source_batch)
-    assert len(buffer) == 0
+    assert before == (
+        *(contents(buffer), column(buffer, "number"), column(buffer, "serial")),
+        *(buffer.num_added, buffer.account),
+    )
+    buffer.append(FlatSourceBatch(np.array([7, 8]), np.array([2]), np.array([6])))
+    assert contents(buffer) == [*before[0], [7, 8]]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
@@ -188,6 +202,32 @@ def test_tokens_of_any_integer_type_are_taken_even_where_they_cannot_be_written(
     buffer.append(FlatSourceBatch(tokens, lengths.astype(dtype)))
     buffer.append(FlatSourceBatch(np.array([1, 0, 2, 0, 3, 0], dtype)[::2], lengths))
     assert contents(buffer) == [[5, 100], [7], [1, 2], [3]]
+
+
+def test_without_a_vocabulary_tokens_are_kept_as_narrow_as_they_come() -> None:
+    buffer = WaitingBuffer(8, 9)
+    kinds: list[tuple[Any, int]] = [(np.uint8, 200), (np.uint16, 2**16 - 1), (np.uint32, 2**32 - 1), (np.int64, 2**62)]
+    for dtype, token in kinds:
+        buffer.append(FlatSourceBatch(np.array([token], dtype), np.array([1])))
+        assert buffer.tokens.dtype == {np.uint8: np.uint16}.get(dtype, dtype)
+    assert contents(buffer) == [[token] for _, token in kinds]
+
+
+def test_the_shortest_document_is_forgotten_once_it_has_gone() -> None:
+    buffer = WaitingBuffer(8, 100)
+    buffer.append(flat([1]))
+    assert buffer.shortest == 1
+    buffer.emit(buffer.order[:0], 1)
+    for _ in range(20):
+        buffer.append(flat([1] * 50))
+        buffer.emit(buffer.order[:0], 50)
+    assert buffer.shortest == 50
+
+
+def test_the_largest_id_of_all_is_taken_wherever_it_stands() -> None:
+    buffer = WaitingBuffer(8, 9)
+    buffer.append(flat([2**63 - 1, 5], [5, 2**63 - 1]))
+    assert contents(buffer) == [[2**63 - 1, 5], [5, 2**63 - 1]]
 
 
 @pytest.mark.parametrize("token", [2**63, 2**64 - 1])

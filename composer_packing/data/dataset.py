@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from composer_packing.packing import compiled
+from composer_packing.compiling import compiled
 from composer_packing.source_batch import FlatSourceBatch
 
 Document = dict[str, Any]
@@ -49,11 +49,11 @@ class DocumentDataset(Dataset[Document]):
         """Several documents at once, as the loader asks for them."""
         numbers = np.fromiter(indices, np.int64, len(indices))
         starts, ends = self._starts[numbers], self._ends[numbers]
-        return FlatSourceBatch(_joined(self._tokens, starts, ends), ends - starts, numbers)
+        return FlatSourceBatch(_gathered(self._tokens, starts, ends), ends - starts, numbers)
 
 
 @compiled
-def _joined(
+def _gathered(
     tokens: NDArray[np.unsignedinteger[Any]], starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.unsignedinteger[Any]]:
     """The stretches from `starts` to `ends`, end to end."""

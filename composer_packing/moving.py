@@ -1,11 +1,12 @@
-"""Entering a source batch: its tokens go behind those that wait, its documents into the table, in one compiled call."""
+"""Moving documents: new ones behind those that wait, and those that wait to the front, each in one compiled call."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.packing import Documents, Tokens, compiled
+from composer_packing.compiling import compiled
+from composer_packing.documents import Documents, Tokens
 
 
 class Entered(NamedTuple):
@@ -50,7 +51,19 @@ def enter(
 ) -> tuple[Any, ...]:
     """Copy tokens to `to` and enter documents in the table, unless the lengths are wrong.
 
-    `first` is what the first document has: its place among all tokens and in the table, epoch, batch and serial.
+    Args:
+        tokens: of the source batch.
+        lengths: int64 `(documents,)`, of its documents.
+        numbers: int64 `(documents,)`, theirs.
+        to: as many slots of the token array.
+        documents: the free part of the table: room for each document and each full row of tokens.
+        order: int64 `(waiting,)`, the waiting order so far.
+        first: what the first document gets: its place among all tokens and in the table, epoch, batch and serial.
+        row_len: tokens that a document has at most.
+        kept_of_over_long: how many tokens of a longer one are entered; more than a row's are in pieces.
+
+    Returns:
+        The fields of `Entered`.
     """
     start, place, epoch, batch, serial = first
     total = least = longest = added = kept = num_over_long = 0
@@ -60,7 +73,7 @@ def enter(
         total += length
         least = min(least, length)
         longest = max(longest, length)
-    if least == 0 and total == len(tokens):
+    if least == 0 and longest <= len(tokens) and total == len(tokens):  # so that no sum has wrapped
         smallest, largest = _copy(tokens, to)
         for i in range(len(lengths)):
             end = lengths[i]
@@ -92,7 +105,9 @@ def enter(
 @compiled
 def _copy(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[np.int64, np.int64]:
     """Copy tokens to an array of the same length, or forward in their own, and give the smallest and the largest."""
-    smallest = largest = np.int64(tokens[0] if len(tokens) else 0)
+    smallest = largest = np.int64(0)
+    if len(tokens):
+        smallest = largest = np.int64(tokens[0])
     for i in range(len(to)):
         token = np.int64(tokens[i])
         smallest = min(smallest, token)
@@ -102,9 +117,20 @@ def _copy(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[np.int64, np.in
 
 
 @compiled
-def move_to_front(tokens: Tokens, documents: Documents, is_waiting: NDArray[np.bool_]) -> int:
-    """Close the gaps between the documents that wait, in both arrays, and give the end of the last one's tokens."""
+def move_to_front(tokens: Tokens, documents: Documents, is_waiting: NDArray[np.bool_], row_len: int) -> tuple[int, int]:
+    """Close the gaps between the documents that wait, in both arrays.
+
+    Args:
+        tokens: the token array.
+        documents: the table.
+        is_waiting: bool `(documents,)`: which of them wait.
+        row_len: tokens that a document has at most.
+
+    Returns:
+        The end of the last one's tokens, and the shortest length.
+    """
     end = place = 0
+    shortest = row_len
     for i in range(len(is_waiting)):
         if is_waiting[i]:
             start, length = documents[i].start, documents[i].length
@@ -113,4 +139,5 @@ def move_to_front(tokens: Tokens, documents: Documents, is_waiting: NDArray[np.b
             documents[place].start = end
             end += length
             place += 1
-    return end
+            shortest = min(shortest, length)
+    return end, shortest
