@@ -53,7 +53,12 @@ def split_packed_batch(
 
     Returns:
         One dict per row, as the table of this module says.
+
+    Raises:
+        ValueError: `padding_tolerance` is negative or nan.
     """
+    if not padding_tolerance >= 0:
+        raise ValueError(f"{padding_tolerance=} must not be negative")
     input_ids = batch["input_ids"]
     labels = batch.get("labels")
     attention_mask = batch.get("attention_mask")

@@ -11,7 +11,8 @@ Rows are filled and masked in one pass without a branch, a block of tokens at a 
 holds too much is overwritten by what follows it.
 """
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,9 +132,12 @@ class KeyedMasking:
 
     Raises:
         ValueError: a value is out of range, or no word is left to draw.
+        TypeError: a value is no int.
     """
 
-    def __init__(self, seed: int, vocab_size: int, special_token_ids: Sequence[int]) -> None:
+    def __init__(self, seed: int, vocab_size: int, special_token_ids: Iterable[int]) -> None:
+        seed, vocab_size = operator.index(seed), operator.index(vocab_size)
+        special_token_ids = tuple(operator.index(token_id) for token_id in special_token_ids)
         if not 0 <= seed < 2**64:
             raise ValueError(f"{seed=} must lie between 0 and 2**64 - 1")
         if not 0 < vocab_size < 2**32:
@@ -145,7 +149,7 @@ class KeyedMasking:
             raise ValueError("special_token_ids is empty; give the mask token at least")
         self.seed = seed
         self.vocab_size = vocab_size
-        self.special_token_ids = tuple(special_token_ids)
+        self.special_token_ids = special_token_ids
         self._words = vocab_size - len(set(special_token_ids))
         if not self._words:
             raise ValueError(f"{special_token_ids=} leave no word of {vocab_size=} to draw")

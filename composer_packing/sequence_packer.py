@@ -63,10 +63,9 @@ class SequencePacker(abc.ABC):
         pin_memory: put batches into pinned memory, for a GPU.
 
     Raises:
-        ValueError: numbers do not go together; while iterating, a document does not fit a row, an id is out of
-            range, `waiting.IDLE_READS` source batches in a row give nothing, or an epoch can give no batch.
-        TypeError: an id is no int; while iterating, a document is no flat sequence of ids, or has no number where
-            masks need it.
+        ValueError: numbers do not go together; while iterating, a document does not fit a row, an id is out of range,
+            many source batches in a row give nothing, or an epoch whose tail is dropped gives no batch.
+        TypeError: an id or size is no int; while iterating, a document is no flat sequence of ids or lacks its number.
         RuntimeError: from an iterator that goes on after a newer one was made.
 
     Attributes:
@@ -293,7 +292,9 @@ class SequencePacker(abc.ABC):
 
 
 def check_positive(**numbers: int) -> None:
-    """Raise ValueError where a number is below 1."""
+    """Raise where a number is no int or below 1."""
     for name, number in numbers.items():
+        if not hasattr(number, "__index__"):
+            raise TypeError(f"{name}={number!r} must be an int")
         if number < 1:
             raise ValueError(f"{name}={number} must be at least 1")

@@ -58,8 +58,10 @@ def flat_source_batch(
 
     Raises:
         TypeError: `documents`, a document or its number is something else.
-        ValueError: an id is negative, or not below `vocab_size` or 2**63.
+        ValueError: an id is negative, or not below `vocab_size` or 2**63; `vocab_size` is not at least 1.
     """
+    if vocab_size is not None and vocab_size < 1:
+        raise ValueError(f"{vocab_size=} must be at least 1")
     try:
         ids = [document["input_ids"] for document in documents]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
@@ -68,7 +70,7 @@ def flat_source_batch(
             f"a source batch must be a list of {{'input_ids': ids}}, one per document; "
             f"got {type(documents).__name__}: {str(documents)[:80]}"
         ) from error
-    tokens, dtype = _joined(ids), token_dtype(vocab_size)
+    tokens, dtype = _joined(ids, vocab_size), token_dtype(vocab_size)
     if len(tokens):
         check_ids(int(tokens.min()), int(tokens.max()), vocab_size)
     tokens = tokens.view(np.int64) if dtype is np.int64 else tokens.astype(dtype)
@@ -77,16 +79,16 @@ def flat_source_batch(
 
 def check_ids(smallest: int, largest: int, vocab_size: int | None) -> None:
     """Raise ValueError unless ids between these two lie below `vocab_size`, or for None below 2**63."""
-    bound = 2**63 if vocab_size is None else vocab_size
+    bound = 2**63 if vocab_size is None else min(vocab_size, 2**63)
     if smallest < 0 or largest >= bound:
         wrong = smallest if smallest < 0 else largest
         raise ValueError(f"token ids must lie between 0 and {bound - 1}; got {wrong}")
 
 
-def _joined(documents: Sequence[Any]) -> NDArray[np.int64] | NDArray[np.uint64]:
+def _joined(documents: Sequence[Any], vocab_size: int | None) -> NDArray[np.int64] | NDArray[np.uint64]:
     """Ids of all documents end to end, int64, or uint64 from lists."""
     if all(type(document) is list for document in documents):
-        return _joined_lists(documents)
+        return _joined_lists(documents, vocab_size)
     try:
         arrays = [np.asarray(document) for document in documents if len(document)]
         joined = np.empty(sum(map(len, arrays)), np.int64)
@@ -95,7 +97,7 @@ def _joined(documents: Sequence[Any]) -> NDArray[np.int64] | NDArray[np.uint64]:
         raise TypeError(_which_is_wrong(documents)) from error
 
 
-def _joined_lists(documents: Sequence[list[int]]) -> NDArray[np.uint64]:
+def _joined_lists(documents: Sequence[list[int]], vocab_size: int | None) -> NDArray[np.uint64]:
     """Three times as fast as numpy, which finds out the type of every single item first."""
     ids = array.array("Q")
     try:
@@ -103,9 +105,9 @@ def _joined_lists(documents: Sequence[list[int]]) -> NDArray[np.uint64]:
             ids.fromlist(document)
     except TypeError as error:
         raise TypeError(_which_is_wrong(documents)) from error
-    except OverflowError as error:
-        wrong = next(token for token in document if not 0 <= token < 2**64)
-        raise ValueError(f"token ids must lie between 0 and {2**63 - 1}; got {wrong}") from error
+    except OverflowError:
+        check_ids(min(document), max(document), vocab_size)
+        raise
     return np.frombuffer(ids, np.uint64)
 
 
@@ -114,10 +116,17 @@ def _numbers(documents: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
         numbers = (operator.index(document["document"]) for document in documents)
         return np.fromiter(numbers, np.int64, len(documents))
     except (TypeError, KeyError, OverflowError) as error:
+        wrong = next(
+            number for number in (document.get("document") for document in documents) if not _is_number(number)
+        )
         raise TypeError(
-            f"keyed masks need the number of each document, as {{'input_ids': ids, 'document': number}}; "
-            f"got {str(documents)[:80]}"
+            f"keyed masks need the number of each document, below 2**63, as {{'input_ids': ids, 'document': number}}; "
+            f"got {wrong!r:.80} for one"
         ) from error
+
+
+def _is_number(value: Any) -> bool:
+    return hasattr(value, "__index__") and -(2**63) <= operator.index(value) < 2**63
 
 
 def _which_is_wrong(documents: Sequence[Any]) -> str:

@@ -231,10 +231,15 @@ def _checked(
     if not numbered:
         numbers = np.zeros(np.size(lengths), np.int64)
     elif numbers is None:
-        raise TypeError("keyed masks need the number of each document; this FlatSourceBatch has no numbers")
+        raise TypeError(
+            "keyed masks need the number of each document, and this FlatSourceBatch has no numbers; "
+            "flat_source_batch(..., numbered=True) keeps them"
+        )
+    # A DataLoader that does not batch makes tensors of them.
+    tokens, lengths, numbers = np.asarray(tokens), np.asarray(lengths), np.asarray(numbers)
     for name, part in zip(FlatSourceBatch._fields, (tokens, lengths, numbers), strict=True):
-        if not isinstance(part, np.ndarray) or part.ndim != 1 or part.dtype.kind not in "iu" or not part.dtype.isnative:
-            what = f"{part.dtype} {part.shape}" if isinstance(part, np.ndarray) else str(part)[:80]
+        if part.ndim != 1 or part.dtype.kind not in "iu" or not part.dtype.isnative:
+            what = f"{part.dtype} {part.shape}: {str(part)[:80]}"
             raise TypeError(f"FlatSourceBatch.{name} must be a one-dimensional array of integers; got {what}")
     if len(numbers) != len(lengths):
         raise ValueError(f"a FlatSourceBatch has {len(numbers)} numbers for {len(lengths)} documents")

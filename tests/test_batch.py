@@ -172,3 +172,9 @@ def test_a_target_in_the_padding_is_named(batch: Batch) -> None:
     batch["labels"][2, 3] = 1
     with pytest.raises(ValueError, match="row 2: a target lies behind"):
         check(batch)
+
+
+@pytest.mark.parametrize("padding_tolerance", [-0.1, float("nan")])
+def test_a_tolerance_that_would_cut_a_document_is_an_error(padding_tolerance: float) -> None:
+    with pytest.raises(ValueError, match=r"padding_tolerance=.* must not be negative"):
+        split_packed_batch({}, 1, padding_tolerance)

@@ -305,6 +305,17 @@ def test_a_document_without_a_number_is_an_error_that_says_how_to_give_one(numbe
         list(packer)
 
 
+@pytest.mark.parametrize("arguments", [(1.5, 9, (0,)), (0, 9.5, (0,)), (0, 9, (0, 4.5)), (0, 9, None), (0, 9, "ab")])
+def test_what_is_no_int_is_an_error(arguments: Any) -> None:
+    with pytest.raises(TypeError):
+        KeyedMasking(*arguments)
+
+
+@pytest.mark.parametrize("kind", [set, list, np.array, torch.tensor])
+def test_special_ids_may_come_in_any_collection(kind: Any) -> None:
+    assert sorted(KeyedMasking(0, 9, kind([0, 4])).special_token_ids) == [0, 4]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -484,6 +484,13 @@ def test_numbers_that_do_not_go_together_are_an_error_that_shows_them(changed: d
         GreedyBestFitSequencePacker([], **(settings | changed))
 
 
+@pytest.mark.parametrize("name", ["src_batch_size", "out_batch_size", "out_pseq_len", "world_size"])
+def test_a_size_that_is_no_int_is_an_error_that_names_it(name: str) -> None:
+    settings: dict[str, Any] = dict.fromkeys(("src_batch_size", "src_max_seq_len", "out_batch_size", "out_pseq_len"), 4)
+    with pytest.raises(TypeError, match=rf"{name}=4\.0 must be an int"):
+        GreedyBestFitSequencePacker([], buffer_size=9, **(settings | {name: 4.0}))
+
+
 @pytest.mark.parametrize("name", ["pad_token_id", "mask_token_id"])
 @pytest.mark.parametrize("token_id", [None, "a", 1.0])
 def test_a_token_id_that_is_no_int_is_an_error_that_names_it(name: str, token_id: Any) -> None:

@@ -65,6 +65,12 @@ def test_an_id_that_does_not_fit_is_an_error_that_shows_it_and_never_wraps(
         flat_source_batch(documents(kind([1, 2]), kind([token])), vocab_size)
 
 
+@pytest.mark.parametrize("vocab_size", [0, -5])
+def test_a_vocabulary_without_words_is_an_error_that_shows_it(vocab_size: int) -> None:
+    with pytest.raises(ValueError, match=f"vocab_size={vocab_size} must be at least 1"):
+        flat_source_batch(documents([1]), vocab_size)
+
+
 @pytest.mark.parametrize("ids", [[2**64], [2**70], [-1]])
 def test_so_is_one_that_fits_no_integer_of_the_machine(ids: list[int]) -> None:
     with pytest.raises(ValueError, match="token ids must lie between 0 and"):
@@ -100,8 +106,8 @@ def test_anything_else_is_an_error_that_shows_it(source_batch: Any) -> None:
 @pytest.mark.parametrize("number", [None, "a", 1.5, 2**64])
 def test_a_document_without_a_number_is_an_error_where_numbers_are_wanted(number: Any) -> None:
     document = {"input_ids": [5, 6]} | ({} if number is None else {"document": number})
-    with pytest.raises(TypeError, match="need the number of each document"):
-        flat_source_batch([document], numbered=True)
+    with pytest.raises(TypeError, match=f"need the number of each document.*got {number!r} for one"):
+        flat_source_batch([{"input_ids": [1], "document": 4}, document], numbered=True)
     assert flat_source_batch([document]).numbers is None, "another column of that name does no harm"
 
 

@@ -2,8 +2,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from composer_packing import FlatSourceBatch, flat_source_batch
 from composer_packing.policies import OverLong
@@ -143,12 +145,12 @@ ids, lengths, numbers = np.array([5, 6, 7]), np.array([2, 1]), np.array([0, 1])
     ("source_batch", "message"),
     [
         (FlatSourceBatch(ids.astype(float), lengths, numbers), "tokens must be a one-dimensional array of integers"),
-        (FlatSourceBatch([5, 6, 7], lengths, numbers), "tokens must be"),  # type: ignore[arg-type]
+        (FlatSourceBatch(["a"], lengths, numbers), "tokens must be"),  # type: ignore[arg-type]
         (FlatSourceBatch(ids[None], lengths, numbers), "tokens must be"),
         (FlatSourceBatch(ids, lengths.astype(float), numbers), "lengths must be"),
         (FlatSourceBatch(ids, lengths, numbers.astype(str)), "numbers must be"),
         (FlatSourceBatch(ids, lengths), "this FlatSourceBatch has no numbers"),
-        (FlatSourceBatch(ids, None, numbers), "lengths must be .*; got None"),  # type: ignore[arg-type]
+        (FlatSourceBatch(ids, None, numbers), "lengths must be .*; got object .*None"),  # type: ignore[arg-type]
         (FlatSourceBatch(ids.astype(">u2"), lengths, numbers), r"tokens must be .*; got >u2 \(3,\)"),
     ],
 )
@@ -189,6 +191,17 @@ def test_parts_that_do_not_go_together_and_ids_out_of_range_are_an_error_that_sh
     )
     buffer.append(FlatSourceBatch(np.array([7, 8]), np.array([2]), np.array([6])))
     assert contents(buffer) == [*before[0], [7, 8]]
+
+
+def test_tensors_and_lists_are_taken_too_as_a_dataloader_that_does_not_batch_makes_them() -> None:
+    given = [FlatSourceBatch(ids, lengths, numbers)] * 2
+    (first, _) = DataLoader(given, batch_size=None)  # type: ignore[arg-type]
+    assert isinstance(first.tokens, torch.Tensor)
+    buffer = WaitingBuffer(8, 9, numbered=True)
+    buffer.append(first)
+    buffer.append(FlatSourceBatch([1, 2], [2], [7]))  # type: ignore[arg-type]
+    assert contents(buffer) == [[5, 6], [7], [1, 2]]
+    assert column(buffer, "number") == [0, 1, 7]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
