@@ -39,10 +39,7 @@ class RowWriter:
         keyed_masking: KeyedMasking | None,
         pin_memory: bool,
     ) -> None:
-        ids = {"pad_token_id": pad_token_id, "mask_token_id": mask_token_id, "ignore_token_id": ignore_token_id}
-        for name, token_id in ids.items():
-            if not hasattr(token_id, "__index__"):
-                raise TypeError(f"{name}={token_id!r} must be an int")
+        check_ints(pad_token_id=pad_token_id, mask_token_id=mask_token_id, ignore_token_id=ignore_token_id)
         if keyed_masking is not None and mask_token_id not in keyed_masking.special_token_ids:
             raise ValueError(f"{mask_token_id=} must be one of {keyed_masking.special_token_ids=}")
         if keyed_masking is not None and ignore_token_id != IGNORE_INDEX:
@@ -75,16 +72,24 @@ class RowWriter:
             rng: draws the masks where no keyed ones are.
         """
         rows = len(layout.num_tokens)
-        (input_ids, ids), (labels, targets), (attention_mask, is_token) = (self._empty(rows) for _ in range(3))
+        (input_ids, ids), (attention_mask, is_token) = self._empty(rows), self._empty(rows)
         batch: Batch = {
             "input_ids": input_ids,
             "labels": None,
             "cu_seqlens": self._split(layout),
             "max_seqlen": layout.max_seqlen.tolist(),
         }
+        keyed_masking = None if self._suppress_masking else self._keyed_masking
+        if keyed_masking is None:
+            fill_rows(tokens, documents, layout.documents, layout.first, self._pad_token_id, ids, is_token)
+        if self._suppress_masking:
+            return batch
+        labels, targets = self._empty(rows)
         masking = (mask_prob, self._mask_token_id, self._ignore_token_id)
-        if self._keyed_masking is not None and not self._suppress_masking:
-            num_targets = self._keyed_masking.fill_masked(
+        if keyed_masking is None:
+            mask_in_place(ids, is_token, *masking, rng, targets)
+        else:
+            num_targets = keyed_masking.fill_masked(
                 tokens, documents, layout, self._pad_token_id, *masking, ids, targets, is_token
             )
             batch["num_tokens"] = layout.num_tokens.tolist()
@@ -92,11 +97,6 @@ class RowWriter:
             batch["num_documents"] = layout.num_documents.tolist()
             batch["longest_wait_batches"] = layout.longest_wait
             batch["displacement_documents"] = layout.displacement
-        else:
-            fill_rows(tokens, documents, layout.documents, layout.first, self._pad_token_id, ids, is_token)
-            if self._suppress_masking:
-                return batch
-            mask_in_place(ids, is_token, *masking, rng, targets)
         batch["labels"] = labels
         batch["attention_mask"] = attention_mask
         return batch
@@ -116,3 +116,10 @@ class RowWriter:
         if self._pin_memory:
             cu_seqlens = cu_seqlens.pin_memory()
         return list(torch.split_with_sizes(cu_seqlens, layout.segments.tolist()))
+
+
+def check_ints(**numbers: int) -> None:
+    """Raise TypeError where a number is no int."""
+    for name, number in numbers.items():
+        if not hasattr(number, "__index__"):
+            raise TypeError(f"{name}={number!r} must be an int")

@@ -10,6 +10,7 @@ import math
 from bisect import bisect_right
 
 from composer_packing.masking import check_ratio
+from composer_packing.policies import chosen
 from composer_packing.times import UNITS, DurationLike, duration_of
 
 
@@ -101,7 +102,7 @@ class MaskingRatioCooldownScheduler:
         check_ratio("final_masking_ratio", final_masking_ratio)
         if final_masking_ratio > initial_masking_ratio:
             raise ValueError(f"{final_masking_ratio=} must not exceed {initial_masking_ratio=}")
-        self.schedule_type = _check_schedule_type(schedule_type)
+        self.schedule_type = chosen(MaskingSchedule, "schedule_type", schedule_type)
         if self.schedule_type is MaskingSchedule.STAIR and not (step_size is not None and 0 < step_size <= 1):
             raise ValueError(f"{step_size=} must be above 0 and at most 1 for schedule_type='stair'")
         if self.schedule_type is MaskingSchedule.LINEAR and step_size is not None:
@@ -133,12 +134,6 @@ class MaskingRatioCooldownScheduler:
             stairs = math.ceil(span / self.step_size)
             ratio = self.initial_masking_ratio - math.floor(progress * stairs) * self.step_size
         return max(ratio, self.final_masking_ratio)
-
-
-def _check_schedule_type(schedule_type: MaskingSchedule | str) -> MaskingSchedule:
-    if schedule_type not in tuple(MaskingSchedule):
-        raise ValueError(f"{schedule_type=} must be 'linear' or 'stair'")
-    return MaskingSchedule(schedule_type)
 
 
 class PackingSchedules:
@@ -214,7 +209,7 @@ def cooldown_from_options(
     world_size: int,
 ) -> MaskingRatioCooldownScheduler | None:
     """The packer's mask-ratio cooldown, or None where its options are None; ValueError where some are."""
-    _check_schedule_type(masking_cooldown_schedule_type)
+    chosen(MaskingSchedule, "schedule_type", masking_cooldown_schedule_type)
     given = (
         final_masking_ratio,
         masking_ratio_cooldown_tokens,

@@ -20,7 +20,7 @@ from composer_packing.batch import Batch
 from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.packing import lay_out
 from composer_packing.policies import OverLong, Tail, chosen
-from composer_packing.row_writer import RowWriter
+from composer_packing.row_writer import RowWriter, check_ints
 from composer_packing.schedules import MaskingSchedule, PackingSchedules, cooldown_from_options, warmup_from_options
 from composer_packing.source_batch import SourceBatch
 from composer_packing.times import DurationLike
@@ -211,11 +211,11 @@ class SequencePacker(abc.ABC):
             level = logging.INFO if self.over_long is OverLong.SPLIT else logging.WARNING
             what = "epoch %d: %d documents were longer than a row (%s): %d tokens cut off, %d dropped"
             log.log(level, what, epoch, over_long, self.over_long.value, account.truncated, account.dropped)
-        if over_long and waiting.num_added == 0:
-            raise ValueError(
-                f"epoch {epoch}: all {over_long} documents are longer than a row of {self.out_pseq_len} slots and "
-                f"were dropped; take longer rows or another over_long policy"
-            )
+            if waiting.num_added == 0:
+                raise ValueError(
+                    f"epoch {epoch}: all {over_long} documents are longer than a row of {self.out_pseq_len} slots and "
+                    f"were dropped; take longer rows or another over_long policy"
+                )
         # A carried epoch may well be empty: there may be fewer documents than ranks.
         if self.seqs_consumed == 0 and epoch > 0 and (not carries or isinstance(self.src_iterable, Iterator)):
             raise ValueError(f"epoch {epoch}: the source gave nothing; it must be readable more than once")
@@ -293,8 +293,7 @@ class SequencePacker(abc.ABC):
 
 def check_positive(**numbers: int) -> None:
     """Raise where a number is no int or below 1."""
+    check_ints(**numbers)
     for name, number in numbers.items():
-        if not hasattr(number, "__index__"):
-            raise TypeError(f"{name}={number!r} must be an int")
         if number < 1:
             raise ValueError(f"{name}={number} must be at least 1")

@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from composer_packing.config import ConfigError
 from composer_packing.data.documentation import documents, source_files
+from composer_packing.source_batch import token_dtype
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
 
 def _tokenize(tokenizer: Tokenizer, texts: Sequence[str], path: Path, split: str) -> list[int]:
     """Write the ids of all texts to `path` and give the length of each in tokens."""
-    dtype = np.uint16 if tokenizer.get_vocab_size() <= 2**16 else np.uint32
+    dtype = token_dtype(tokenizer.get_vocab_size())
     ids, lengths = [], []
     step = 256
     for at in tqdm(range(0, len(texts), step), desc=f"tokenizing {split}", unit="batch", mininterval=1.0):
