@@ -64,17 +64,37 @@ def flat_source_batch(
         raise ValueError(f"{vocab_size=} must be at least 1")
     try:
         ids = [document["input_ids"] for document in documents]
-        lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     except (TypeError, KeyError, IndexError) as error:
         raise TypeError(
             f"a source batch must be a list of {{'input_ids': ids}}, one per document; "
             f"got {type(documents).__name__}: {str(documents)[:80]}"
         ) from error
-    tokens, dtype = _joined(ids, vocab_size), token_dtype(vocab_size)
+    tokens, lengths = end_to_end("input_ids", ids, vocab_size)
+    return FlatSourceBatch(tokens, lengths, _numbers(documents) if numbered else None)
+
+
+def end_to_end(
+    name: str, sequences: Sequence[Any], vocab_size: int | None = None
+) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
+    """Ids of all sequences in one array, in the type `token_dtype` says, and how many each has.
+
+    Args:
+        name: what errors call a sequence.
+        sequences: a list, numpy array or CPU tensor of integers each, one-dimensional.
+        vocab_size: ids lie below it; None for any id.
+
+    Raises:
+        TypeError: a sequence is something else.
+        ValueError: an id is negative, or not below `vocab_size` or 2**63.
+    """
+    try:
+        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+    except TypeError as error:
+        raise TypeError(_which_is_wrong(name, sequences)) from error
+    tokens, dtype = _joined(name, sequences, vocab_size), token_dtype(vocab_size)
     if len(tokens):
         check_ids(int(tokens.min()), int(tokens.max()), vocab_size)
-    tokens = tokens.view(np.int64) if dtype is np.int64 else tokens.astype(dtype)
-    return FlatSourceBatch(tokens, lengths, _numbers(documents) if numbered else None)
+    return tokens.view(np.int64) if dtype is np.int64 else tokens.astype(dtype), lengths
 
 
 def check_ids(smallest: int, largest: int, vocab_size: int | None) -> None:
@@ -85,28 +105,28 @@ def check_ids(smallest: int, largest: int, vocab_size: int | None) -> None:
         raise ValueError(f"token ids must lie between 0 and {bound - 1}; got {wrong}")
 
 
-def _joined(documents: Sequence[Any], vocab_size: int | None) -> NDArray[np.int64] | NDArray[np.uint64]:
-    """Ids of all documents end to end, int64, or uint64 from lists."""
-    if all(type(document) is list for document in documents):
-        return _joined_lists(documents, vocab_size)
+def _joined(name: str, sequences: Sequence[Any], vocab_size: int | None) -> NDArray[np.int64] | NDArray[np.uint64]:
+    """Ids of all sequences end to end, int64, or uint64 from lists."""
+    if all(type(sequence) is list for sequence in sequences):
+        return _joined_lists(name, sequences, vocab_size)
     try:
-        arrays = [np.asarray(document) for document in documents if len(document)]
+        arrays = [np.asarray(sequence) for sequence in sequences if len(sequence)]
         joined = np.empty(sum(map(len, arrays)), np.int64)
         return np.concatenate(arrays, out=joined, casting="same_kind") if arrays else joined
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(_which_is_wrong(documents)) from error
+        raise TypeError(_which_is_wrong(name, sequences)) from error
 
 
-def _joined_lists(documents: Sequence[list[int]], vocab_size: int | None) -> NDArray[np.uint64]:
+def _joined_lists(name: str, sequences: Sequence[list[int]], vocab_size: int | None) -> NDArray[np.uint64]:
     """Three times as fast as numpy, which finds out the type of every single item first."""
     ids = array.array("Q")
     try:
-        for document in documents:
-            ids.fromlist(document)
+        for sequence in sequences:
+            ids.fromlist(sequence)
     except TypeError as error:
-        raise TypeError(_which_is_wrong(documents)) from error
+        raise TypeError(_which_is_wrong(name, sequences)) from error
     except OverflowError:
-        check_ids(min(document), max(document), vocab_size)
+        check_ids(min(sequence), max(sequence), vocab_size)
         raise
     return np.frombuffer(ids, np.uint64)
 
@@ -129,17 +149,15 @@ def _is_number(value: Any) -> bool:
     return hasattr(value, "__index__") and -(2**63) <= operator.index(value) < 2**63
 
 
-def _which_is_wrong(documents: Sequence[Any]) -> str:
-    """Name the first document that is no flat sequence of int64 ids."""
-    for document in documents:
-        if not len(document):
-            continue
+def _which_is_wrong(name: str, sequences: Sequence[Any]) -> str:
+    """Say which is the first that is no flat sequence of int64 ids."""
+    for sequence in sequences:
         try:
-            ids = np.asarray(document)
-            np.concatenate([ids], out=np.empty(len(document), np.int64), casting="same_kind")
+            if len(sequence):
+                np.concatenate([np.asarray(sequence)], out=np.empty(len(sequence), np.int64), casting="same_kind")
         except (TypeError, ValueError, OverflowError, RuntimeError):
             return (
-                f"input_ids must be a flat sequence of integers that fit int64; got "
-                f"{type(document).__name__}: {str(document)[:80]}"
+                f"{name} must be a flat sequence of integers that fit int64; got "
+                f"{type(sequence).__name__}: {str(sequence)[:80]}"
             )
-    raise AssertionError("every document is well formed")
+    raise AssertionError("every sequence is well formed")
