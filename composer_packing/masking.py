@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from composer_packing.checks import check_ratio
 from composer_packing.compiling import compiled
 
 
@@ -105,9 +106,3 @@ def mlm_masking(
     labels = np.empty_like(masked)
     mask_in_place(masked, masked != pad_token, mask_prob, mask_token, ignore_index, rng, labels)
     return masked, labels
-
-
-def check_ratio(name: str, value: float) -> None:
-    """Raise ValueError unless `value`, called `name`, lies between 0 and 1."""
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name}={value} must lie between 0 and 1")

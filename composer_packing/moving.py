@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing.compiling import compiled
-from composer_packing.documents import Documents, Tokens
+from composer_packing.documents import NO_TOKEN, Documents, LossMask, Tokens
 
 
 class Entered(NamedTuple):
@@ -22,6 +22,8 @@ class Entered(NamedTuple):
         kept: their tokens.
         shortest: the shortest of them.
         over_long: documents that were longer than a row.
+        without_targets: documents left out because nothing of what would be kept of them is to be learned.
+        tokens_without_targets: tokens of those.
         order: the waiting order with the new documents behind.
     """
 
@@ -34,6 +36,8 @@ class Entered(NamedTuple):
     kept: int
     shortest: int
     over_long: int
+    without_targets: int
+    tokens_without_targets: int
     order: NDArray[np.int64]
 
 
@@ -42,7 +46,9 @@ def enter(
     tokens: NDArray[np.integer[Any]],
     lengths: NDArray[np.int64],
     numbers: NDArray[np.int64],
+    loss_mask: LossMask,
     to: Tokens,
+    loss_mask_to: LossMask,
     documents: Documents,
     order: NDArray[np.int64],
     first: tuple[int, int, int, int, int],
@@ -55,7 +61,9 @@ def enter(
         tokens: of the source batch.
         lengths: int64 `(documents,)`, of its documents.
         numbers: int64 `(documents,)`, theirs.
-        to: as many slots of the token array.
+        loss_mask: of the source batch's tokens, or empty.
+        to: as many slots of the token array as there are tokens.
+        loss_mask_to: the same slots of its loss mask, or empty.
         documents: the free part of the table: room for each document and each full row of tokens.
         order: int64 `(waiting,)`, the waiting order so far.
         first: what the first document gets: its place among all tokens and in the table, epoch, batch and serial.
@@ -66,7 +74,7 @@ def enter(
         The fields of `Entered`.
     """
     start, place, epoch, batch, serial = first
-    total = least = longest = added = kept = num_over_long = 0
+    total = least = longest = added = kept = num_over_long = without_targets = tokens_without_targets = 0
     smallest = largest = np.int64(0)
     shortest = row_len
     for length in lengths:
@@ -75,15 +83,21 @@ def enter(
         longest = max(longest, length)
     if least == 0 and longest <= len(tokens) and total == len(tokens):  # so that no sum has wrapped
         smallest, largest = _copy(tokens, to)
+        _copy(loss_mask, loss_mask_to)
+        at = 0
         for i in range(len(lengths)):
             end = lengths[i]
             if end > row_len:
                 num_over_long += 1
                 end = min(end, kept_of_over_long)
+            if end > 0 and len(loss_mask) > 0 and not loss_mask[at + 1 : at + end].any():
+                without_targets += 1
+                tokens_without_targets += lengths[i]
+                end = 0
             position = 0
             while position < end:
                 document = documents[added]
-                document.start = start + position
+                document.start = start + at + position
                 document.length = min(end - position, row_len)
                 document.number = numbers[i]
                 document.position = position
@@ -92,19 +106,24 @@ def enter(
                 document.serial = serial + added
                 shortest = min(shortest, document.length)
                 position += document.length
+                goes_on = position < end and (len(loss_mask) == 0 or loss_mask[at + position] != 0)
+                document.next_token = np.int64(tokens[at + position]) if goes_on else NO_TOKEN
                 added += 1
             kept += end
-            start += lengths[i]
+            at += lengths[i]
     longer = np.empty(len(order) + added, np.int64)
     longer[: len(order)] = order
     for i in range(added):
         longer[len(order) + i] = place + i
-    return total, least, longest, smallest, largest, added, kept, shortest, num_over_long, longer
+    return (
+        *(total, least, longest, smallest, largest, added, kept, shortest, num_over_long),
+        *(without_targets, tokens_without_targets, longer),
+    )
 
 
 @compiled
 def _copy(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[np.int64, np.int64]:
-    """Copy tokens to an array of the same length, or forward in their own, and give the smallest and the largest."""
+    """Copy to an array of the same length, or towards the front of the same one; give the smallest and the largest."""
     smallest = largest = np.int64(0)
     if len(tokens):
         smallest = largest = np.int64(tokens[0])
@@ -117,11 +136,14 @@ def _copy(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[np.int64, np.in
 
 
 @compiled
-def move_to_front(tokens: Tokens, documents: Documents, is_waiting: NDArray[np.bool_], row_len: int) -> tuple[int, int]:
-    """Close the gaps between the documents that wait, in both arrays.
+def move_to_front(
+    tokens: Tokens, loss_mask: LossMask, documents: Documents, is_waiting: NDArray[np.bool_], row_len: int
+) -> tuple[int, int]:
+    """Close the gaps between the documents that wait, in all arrays.
 
     Args:
         tokens: the token array.
+        loss_mask: its loss mask, or empty.
         documents: the table.
         is_waiting: bool `(documents,)`: which of them wait.
         row_len: tokens that a document has at most.
@@ -135,6 +157,7 @@ def move_to_front(tokens: Tokens, documents: Documents, is_waiting: NDArray[np.b
         if is_waiting[i]:
             start, length = documents[i].start, documents[i].length
             _copy(tokens[start : start + length], tokens[end : end + length])
+            _copy(loss_mask[start : start + length], loss_mask[end : end + length])
             documents[place] = documents[i]
             documents[place].start = end
             end += length

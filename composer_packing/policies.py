@@ -1,17 +1,19 @@
-"""Choices: how rows are filled, and what becomes of documents that are too long or too few for another batch."""
+"""Choices: what is learned, how rows are filled, and what becomes of documents that are too long or too few for another
+batch.
+"""
 
 import enum
-from typing import Any, TypeVar
-
-Choice = TypeVar("Choice", bound=enum.Enum)
 
 
-def chosen(kind: type[Choice], name: str, value: Any) -> Choice:
-    """The member of an enum, given as itself or as its value; ValueError that calls it `name` where there is none."""
-    for member in kind:
-        if value in (member, member.value):
-            return member
-    raise ValueError(f"{name}={value!r} must be one of {', '.join(str(member.value) for member in kind)}")
+class Objective(str, enum.Enum):
+    """What a token's label is."""
+
+    MLM = "mlm"
+    """Masked language model: some tokens are hidden, and their labels are what they were."""
+    CAUSAL = "causal"
+    """The label of a token is the one that follows it in its document."""
+    SFT = "sft"
+    """The same where the one that follows is of a response, by the source's loss mask."""
 
 
 class PackingStrategy(str, enum.Enum):

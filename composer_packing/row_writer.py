@@ -5,32 +5,37 @@ import torch
 from numpy.typing import NDArray
 
 from composer_packing.batch import IGNORE_INDEX, Batch
-from composer_packing.documents import Documents, Tokens
+from composer_packing.checks import check_ints
+from composer_packing.documents import Documents, LossMask, Tokens
 from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.masking import mask_in_place
+from composer_packing.next_tokens import fill_with_next_tokens
 from composer_packing.packing import Layout, fill_rows
+from composer_packing.policies import Objective
 
 
 class RowWriter:
     """Writes batches; nothing changes from one to the next but what is in them.
 
     Args:
+        objective: what a token's label is.
         row_len: slots per row.
         pad_token_id: what stands in slots without a document.
         mask_token_id: what stands for a hidden token.
         ignore_token_id: label of what is no target.
-        suppress_masking: give batches with `labels=None` and no `attention_mask`.
+        suppress_masking: give batches with `labels=None` and no `attention_mask`, whatever the objective.
         keyed_masking: draws the masks in the place of numpy.
         pin_memory: put batches into pinned memory.
 
     Raises:
         TypeError: an id is no int.
-        ValueError: the keyed masks might hide the mask token or do not go with `ignore_token_id`, or there is no GPU
-            to pin memory for.
+        ValueError: the keyed masks might hide the mask token or do not go with the objective, `ignore_token_id` does
+            not go with either, or there is no GPU to pin memory for.
     """
 
     def __init__(
         self,
+        objective: Objective,
         row_len: int,
         pad_token_id: int,
         mask_token_id: int,
@@ -42,10 +47,16 @@ class RowWriter:
         check_ints(pad_token_id=pad_token_id, mask_token_id=mask_token_id, ignore_token_id=ignore_token_id)
         if keyed_masking is not None and mask_token_id not in keyed_masking.special_token_ids:
             raise ValueError(f"{mask_token_id=} must be one of {keyed_masking.special_token_ids=}")
-        if keyed_masking is not None and ignore_token_id != IGNORE_INDEX:
-            raise ValueError(f"{ignore_token_id=} must be {IGNORE_INDEX} where masks are keyed")
+        if keyed_masking is not None and objective is not Objective.MLM:
+            raise ValueError(f"keyed_masking hides tokens, which objective={objective.value!r} does not")
+        is_counted = keyed_masking is not None or objective is not Objective.MLM
+        if is_counted and ignore_token_id != IGNORE_INDEX:
+            raise ValueError(
+                f"{ignore_token_id=} must be {IGNORE_INDEX} where masks are keyed or the objective is not 'mlm'"
+            )
         if pin_memory and not torch.cuda.is_available():
             raise ValueError(f"{pin_memory=} needs a GPU, and there is none here")
+        self._objective = objective
         self._row_len = row_len
         self._pad_token_id = pad_token_id
         self._mask_token_id = mask_token_id
@@ -57,6 +68,7 @@ class RowWriter:
     def write(
         self,
         tokens: Tokens,
+        loss_mask: LossMask,
         documents: Documents,
         layout: Layout,
         mask_prob: float,
@@ -66,9 +78,10 @@ class RowWriter:
 
         Args:
             tokens: all documents' tokens, and `BLOCK` more.
+            loss_mask: theirs, or empty.
             documents: the table.
             layout: which of them lie in which row.
-            mask_prob: share of tokens that become targets, 0 to 1.
+            mask_prob: share of tokens that become targets where tokens are masked, 0 to 1.
             rng: draws the masks where no keyed ones are.
         """
         rows = len(layout.num_tokens)
@@ -79,26 +92,31 @@ class RowWriter:
             "cu_seqlens": self._split(layout),
             "max_seqlen": layout.max_seqlen.tolist(),
         }
-        keyed_masking = None if self._suppress_masking else self._keyed_masking
-        if keyed_masking is None:
-            fill_rows(tokens, documents, layout.documents, layout.first, self._pad_token_id, ids, is_token)
+        placed = (documents, layout.documents, layout.first)
         if self._suppress_masking:
+            fill_rows(tokens, *placed, self._pad_token_id, ids, is_token)
             return batch
         labels, targets = self._empty(rows)
-        masking = (mask_prob, self._mask_token_id, self._ignore_token_id)
-        if keyed_masking is None:
-            mask_in_place(ids, is_token, *masking, rng, targets)
-        else:
-            num_targets = keyed_masking.fill_masked(
-                tokens, documents, layout, self._pad_token_id, *masking, ids, targets, is_token
-            )
-            batch["num_tokens"] = layout.num_tokens.tolist()
-            batch["num_targets"] = num_targets.tolist()
-            batch["num_documents"] = layout.num_documents.tolist()
-            batch["longest_wait_batches"] = layout.longest_wait
-            batch["displacement_documents"] = layout.displacement
         batch["labels"] = labels
         batch["attention_mask"] = attention_mask
+        masking = (mask_prob, self._mask_token_id, self._ignore_token_id)
+        if self._objective is not Objective.MLM:
+            num_targets = fill_with_next_tokens(
+                tokens, loss_mask, *placed, self._pad_token_id, self._ignore_token_id, ids, targets, is_token
+            )
+        elif self._keyed_masking is not None:
+            num_targets = self._keyed_masking.fill_masked(
+                tokens, documents, layout, self._pad_token_id, *masking, ids, targets, is_token
+            )
+        else:
+            fill_rows(tokens, *placed, self._pad_token_id, ids, is_token)
+            mask_in_place(ids, is_token, *masking, rng, targets)
+            return batch
+        batch["num_tokens"] = layout.num_tokens.tolist()
+        batch["num_targets"] = num_targets.tolist()
+        batch["num_documents"] = layout.num_documents.tolist()
+        batch["longest_wait_batches"] = layout.longest_wait
+        batch["displacement_documents"] = layout.displacement
         return batch
 
     def _empty(self, rows: int) -> tuple[torch.Tensor, NDArray[np.int64]]:
@@ -116,10 +134,3 @@ class RowWriter:
         if self._pin_memory:
             cu_seqlens = cu_seqlens.pin_memory()
         return list(torch.split_with_sizes(cu_seqlens, layout.segments.tolist()))
-
-
-def check_ints(**numbers: int) -> None:
-    """Raise TypeError where a number is no int."""
-    for name, number in numbers.items():
-        if not hasattr(number, "__index__"):
-            raise TypeError(f"{name}={number!r} must be an int")

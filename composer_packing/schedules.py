@@ -9,8 +9,7 @@ import enum
 import math
 from bisect import bisect_right
 
-from composer_packing.masking import check_ratio
-from composer_packing.policies import chosen
+from composer_packing.checks import check_ratio, chosen
 from composer_packing.times import UNITS, DurationLike, duration_of
 
 

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch.utils.data.distributed import DistributedSampler
 
 from composer_packing.batch import Batch
+from composer_packing.checks import check_positive, chosen
 from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.packing import lay_out
-from composer_packing.policies import OverLong, Tail, chosen
-from composer_packing.row_writer import RowWriter, check_ints
+from composer_packing.policies import Objective, OverLong, Tail
+from composer_packing.row_writer import RowWriter
 from composer_packing.schedules import MaskingSchedule, PackingSchedules, cooldown_from_options, warmup_from_options
 from composer_packing.source_batch import SourceBatch
 from composer_packing.times import DurationLike
@@ -58,6 +59,7 @@ class SequencePacker(abc.ABC):
         world_size: ranks that share the global tokens.
         tail: what becomes of the documents that are left at the end of an epoch.
         over_long: what becomes of a document that is longer than a row.
+        objective: what a token's label is; what is said of masks is for `"mlm"`, the others' batches have their counts.
         keyed_masking: draws the masks in the place of numpy, from each document's number; then `seed` has no use,
             and batches have their counts.
         pin_memory: put batches into pinned memory, for a GPU.
@@ -98,16 +100,12 @@ class SequencePacker(abc.ABC):
         world_size: int = 1,
         tail: Tail | str = Tail.DROP,
         over_long: OverLong | str = OverLong.ERROR,
+        objective: Objective | str = Objective.MLM,
         keyed_masking: KeyedMasking | None = None,
         pin_memory: bool = False,
     ) -> None:
-        check_positive(
-            src_batch_size=src_batch_size,
-            src_max_seq_len=src_max_seq_len,
-            out_batch_size=out_batch_size,
-            out_pseq_len=out_pseq_len,
-            world_size=world_size,
-        )
+        check_positive(src_batch_size=src_batch_size, src_max_seq_len=src_max_seq_len, world_size=world_size)
+        check_positive(out_batch_size=out_batch_size, out_pseq_len=out_pseq_len)
         if buffer_size <= src_batch_size:
             raise ValueError(f"{buffer_size=} must exceed {src_batch_size=}: the buffer would never be filled")
         self.src_iterable = src_iterable
@@ -123,28 +121,33 @@ class SequencePacker(abc.ABC):
         self.seed = seed
         self.tail = chosen(Tail, "tail", tail)
         self.over_long = chosen(OverLong, "over_long", over_long)
+        self.objective = chosen(Objective, "objective", objective)
 
         self._writer = RowWriter(
-            out_pseq_len, pad_token_id, mask_token_id, ignore_token_id, suppress_masking, keyed_masking, pin_memory
+            *(self.objective, out_pseq_len, pad_token_id, mask_token_id, ignore_token_id),
+            *(suppress_masking, keyed_masking, pin_memory),
+        )
+        warmup = (batch_size_warmup_min_size, batch_size_warmup_tokens)
+        cooldown = (
+            *(final_masking_ratio, masking_ratio_cooldown_tokens, masking_ratio_cooldown_start_tokens),
+            *(masking_cooldown_schedule_type, masking_ratio_step_size),
         )
         self._schedules = PackingSchedules(
             out_batch_size,
             mask_prob,
-            warmup_from_options(out_batch_size, batch_size_warmup_min_size, batch_size_warmup_tokens, world_size),
-            cooldown_from_options(
-                mask_prob,
-                final_masking_ratio,
-                masking_ratio_cooldown_tokens,
-                masking_ratio_cooldown_start_tokens,
-                masking_cooldown_schedule_type,
-                masking_ratio_step_size,
-                world_size,
-            ),
+            warmup_from_options(out_batch_size, *warmup, world_size),
+            cooldown_from_options(mask_prob, *cooldown, world_size),
         )
+        if self._schedules.changes_mask_ratio and self.objective is not Objective.MLM:
+            raise ValueError(f"{final_masking_ratio=}: with objective={self.objective.value!r} nothing is masked")
         self.epoch = -1
-        vocab_size = None if keyed_masking is None else keyed_masking.vocab_size
         self._waiting = WaitingBuffer(
-            src_batch_size, out_pseq_len, self.over_long, vocab_size, numbered=keyed_masking is not None
+            src_batch_size,
+            out_pseq_len,
+            self.over_long,
+            vocab_size=None if keyed_masking is None else keyed_masking.vocab_size,
+            numbered=keyed_masking is not None,
+            loss_masked=self.objective is Objective.SFT,
         )
         self._source_ended = True
         self.seqs_consumed = self.seqs_emitted = 0
@@ -192,7 +195,9 @@ class SequencePacker(abc.ABC):
             used = len(layout.num_documents)
             if used == 0 or (used < rows and self.tail is not Tail.EMIT):
                 break
-            batch = self._writer.write(waiting.tokens, waiting.documents, layout, schedules.mask_ratio, rng)
+            batch = self._writer.write(
+                waiting.tokens, waiting.loss_mask, waiting.documents, layout, schedules.mask_ratio, rng
+            )
             if schedules.changes_mask_ratio and batch["labels"] is not None:
                 batch["mask_prob"] = torch.tensor(schedules.mask_ratio, dtype=torch.float32)
             documents, tokens = len(layout.documents), int(layout.num_tokens.sum())
@@ -206,16 +211,20 @@ class SequencePacker(abc.ABC):
     def _end_of_epoch(self, epoch: int, account: TokenAccount) -> None:
         """Say what became of the documents that were not packed; ValueError where nothing can come of going on."""
         waiting, carries = self._waiting, self.tail is Tail.CARRY
-        over_long = account.over_long_documents
+        over_long, untrained = account.over_long_documents, account.documents_without_targets
         if over_long:
             level = logging.INFO if self.over_long is OverLong.SPLIT else logging.WARNING
             what = "epoch %d: %d documents were longer than a row (%s): %d tokens cut off, %d dropped"
             log.log(level, what, epoch, over_long, self.over_long.value, account.truncated, account.dropped)
-            if waiting.num_added == 0:
-                raise ValueError(
-                    f"epoch {epoch}: all {over_long} documents are longer than a row of {self.out_pseq_len} slots and "
-                    f"were dropped; take longer rows or another over_long policy"
-                )
+        if untrained:
+            what = "epoch %d: %d documents (%d tokens) were dropped: nothing that a row holds of them is to be learned"
+            log.warning(what, epoch, untrained, account.without_targets)
+        if (over_long or untrained) and waiting.num_added == 0:
+            raise ValueError(
+                f"epoch {epoch}: every document was dropped: {over_long} are longer than a row of {self.out_pseq_len} "
+                f"slots, and of {untrained} nothing that a row holds is to be learned; take longer rows or another "
+                f"over_long policy"
+            )
         # A carried epoch may well be empty: there may be fewer documents than ranks.
         if self.seqs_consumed == 0 and epoch > 0 and (not carries or isinstance(self.src_iterable, Iterator)):
             raise ValueError(f"epoch {epoch}: the source gave nothing; it must be readable more than once")
@@ -289,11 +298,3 @@ class SequencePacker(abc.ABC):
             batch_size_warmup_min_size=None if minimum is None else minimum // micro_batch_size,
             **settings,
         )
-
-
-def check_positive(**numbers: int) -> None:
-    """Raise where a number is no int or below 1."""
-    check_ints(**numbers)
-    for name, number in numbers.items():
-        if number < 1:
-            raise ValueError(f"{name}={number} must be at least 1")

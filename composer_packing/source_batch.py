@@ -5,7 +5,8 @@ documents of 3, 0 and 2 tokens::
 
     tokens    11 12 13 31 32
     lengths   3 0 2
-    numbers   7 8 9
+    numbers   7 8 9        for keyed masks only
+    loss_mask 0 1 1 0 1    for fine-tuning only: which tokens are to be learned
 
 `flat_source_batch` makes one from documents: give it to a DataLoader as `collate_fn`, and the work is done in
 its workers.
@@ -19,6 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from composer_packing.documents import LossMask
+
 
 class FlatSourceBatch(NamedTuple):
     """Documents end to end.
@@ -27,15 +30,20 @@ class FlatSourceBatch(NamedTuple):
         tokens: uint16, uint32 or any other integers, `(tokens,)`: ids of all documents.
         lengths: integers `(documents,)`, in tokens; 0 is passed over.
         numbers: integers `(documents,)`, what the source calls each; None where keyed masks are not drawn.
+        loss_mask: uint8, bool or other integers, `(tokens,)`: 1 for a token that is to be learned, 0 for others; None
+            where the objective is not `"sft"`.
     """
 
     tokens: NDArray[np.integer[Any]]
     lengths: NDArray[np.integer[Any]]
     numbers: NDArray[np.integer[Any]] | None = None
+    loss_mask: NDArray[np.integer[Any] | np.bool_] | None = None
 
 
 SourceBatch = FlatSourceBatch | Sequence[Mapping[str, Any]]
-"""A flat one, or `{"input_ids": ids}` per document, with `"document": number` for keyed masks."""
+"""A flat one, or `{"input_ids": ids}` per document, with `"document": number` for keyed masks, and with
+`"loss_mask": mask` for fine-tuning.
+"""
 
 
 def token_dtype(vocab_size: int | None) -> Any:
@@ -46,7 +54,10 @@ def token_dtype(vocab_size: int | None) -> Any:
 
 
 def flat_source_batch(
-    documents: Sequence[Mapping[str, Any]], vocab_size: int | None = None, numbered: bool = False
+    documents: Sequence[Mapping[str, Any]],
+    vocab_size: int | None = None,
+    numbered: bool = False,
+    loss_masked: bool = False,
 ) -> FlatSourceBatch:
     """Put documents end to end; a `collate_fn`, as `functools.partial(flat_source_batch, vocab_size=50368)`.
 
@@ -55,10 +66,13 @@ def flat_source_batch(
             one-dimensional.
         vocab_size: ids lie below it and are stored in 16 or 32 bits accordingly; None for any id, as int64.
         numbered: each has `"document": number` too, which is kept, for keyed masks.
+        loss_masked: each has `"loss_mask": mask` too, which is kept, for fine-tuning: 0 or 1 for each of its ids.
 
     Raises:
-        TypeError: `documents`, a document or its number is something else.
-        ValueError: an id is negative, or not below `vocab_size` or 2**63; `vocab_size` is not at least 1.
+        TypeError: `documents`, a document, its number or its mask is something else, or there are masks that are not to
+            be kept.
+        ValueError: an id is negative, or not below `vocab_size` or 2**63; `vocab_size` is not at least 1; a mask is
+            not as long as its document, or holds something else.
     """
     if vocab_size is not None and vocab_size < 1:
         raise ValueError(f"{vocab_size=} must be at least 1")
@@ -70,7 +84,16 @@ def flat_source_batch(
             f"got {type(documents).__name__}: {str(documents)[:80]}"
         ) from error
     tokens, lengths = end_to_end("input_ids", ids, vocab_size)
-    return FlatSourceBatch(tokens, lengths, _numbers(documents) if numbered else None)
+    if not loss_masked and documents and "loss_mask" in documents[0]:
+        raise TypeError(
+            "documents have a loss_mask, which is not kept here: it takes loss_masked=True, or objective='sft'"
+        )
+    return FlatSourceBatch(
+        tokens,
+        lengths,
+        _numbers(documents) if numbered else None,
+        _loss_mask(documents, lengths) if loss_masked else None,
+    )
 
 
 def end_to_end(
@@ -95,6 +118,57 @@ def end_to_end(
     if len(tokens):
         check_ids(int(tokens.min()), int(tokens.max()), vocab_size)
     return tokens.view(np.int64) if dtype is np.int64 else tokens.astype(dtype), lengths
+
+
+def checked(
+    source_batch: FlatSourceBatch, numbered: bool, loss_masked: bool
+) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64], NDArray[np.int64], LossMask]:
+    """The parts of a source batch, if they are what they should be; zeros for numbers that are not wanted.
+
+    Args:
+        source_batch: what the loader gave.
+        numbered: it must have numbers.
+        loss_masked: it must have a loss mask; the one that is given is empty otherwise.
+
+    Raises:
+        TypeError: a part is not made of one-dimensional integers, or is missing, or there is a mask that is not heeded.
+        ValueError: parts are not equally long where they should be, or a mask holds something else than 0 and 1.
+    """
+    tokens, lengths, numbers, loss_mask = source_batch
+    if not numbered:
+        numbers = np.zeros(np.size(lengths), np.int64)
+    elif numbers is None:
+        raise TypeError(
+            "keyed masks need the number of each document, and this FlatSourceBatch has no numbers; "
+            "flat_source_batch(..., numbered=True) keeps them"
+        )
+    if loss_masked != (loss_mask is not None):
+        raise TypeError(
+            "objective='sft' needs a loss mask, and this FlatSourceBatch has none; "
+            "flat_source_batch(..., loss_masked=True) keeps it"
+            if loss_masked
+            else "this FlatSourceBatch has a loss mask, which no objective but 'sft' heeds"
+        )
+    if loss_mask is None:
+        loss_mask = np.empty(0, np.uint8)
+    # A DataLoader that does not batch makes tensors of them.
+    parts = [np.asarray(part) for part in (tokens, lengths, numbers, loss_mask)]
+    for name, part in zip(FlatSourceBatch._fields, parts, strict=True):
+        kinds = "iub" if name == "loss_mask" else "iu"
+        if part.ndim != 1 or part.dtype.kind not in kinds or not part.dtype.isnative:
+            what = f"{part.dtype} {part.shape}: {str(part)[:80]}"
+            raise TypeError(f"FlatSourceBatch.{name} must be a one-dimensional array of integers; got {what}")
+    tokens, lengths, numbers, loss_mask = parts
+    if len(numbers) != len(lengths):
+        raise ValueError(f"a FlatSourceBatch has {len(numbers)} numbers for {len(lengths)} documents")
+    if loss_masked and len(loss_mask) != len(tokens):
+        raise ValueError(f"a FlatSourceBatch has a loss mask of {len(loss_mask)} for {len(tokens)} tokens")
+    return (
+        tokens,
+        np.ascontiguousarray(lengths, np.int64),
+        np.ascontiguousarray(numbers, np.int64),
+        _checked_loss_mask(loss_mask),
+    )
 
 
 def check_ids(smallest: int, largest: int, vocab_size: int | None) -> None:
@@ -145,6 +219,31 @@ def _numbers(documents: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
         ) from error
 
 
+def _loss_mask(documents: Sequence[Mapping[str, Any]], lengths: NDArray[np.int64]) -> LossMask:
+    """Masks of all documents end to end."""
+    try:
+        masks = [np.asarray(document["loss_mask"]) for document in documents]
+    except KeyError as error:
+        raise TypeError(
+            "fine-tuning needs the loss mask of each document, as {'input_ids': ids, 'loss_mask': mask}; one has none"
+        ) from error
+    for mask, length in zip(masks, lengths.tolist(), strict=True):
+        if mask.shape != (length,):
+            raise ValueError(f"a loss_mask of shape {mask.shape} is given for a document of {length} tokens")
+        if length and mask.dtype.kind not in "iub":
+            raise TypeError(f"a loss_mask must hold 0 and 1; got {mask.dtype}: {str(mask)[:80]}")
+    return _checked_loss_mask(np.concatenate([mask for mask in masks if len(mask)] or [np.empty(0, np.uint8)]))
+
+
+def _checked_loss_mask(loss_mask: NDArray[np.integer[Any] | np.bool_]) -> LossMask:
+    """The mask as uint8; ValueError where it holds something else than 0 and 1."""
+    if loss_mask.dtype != np.bool_ and len(loss_mask):
+        smallest, largest = int(loss_mask.min()), int(loss_mask.max())
+        if smallest < 0 or largest > 1:
+            raise ValueError(f"loss_mask must hold 0 and 1; got {smallest if smallest < 0 else largest}")
+    return np.ascontiguousarray(loss_mask, np.uint8)
+
+
 def _is_number(value: Any) -> bool:
     return hasattr(value, "__index__") and -(2**63) <= operator.index(value) < 2**63
 
@@ -158,6 +257,6 @@ def _which_is_wrong(name: str, sequences: Sequence[Any]) -> str:
         except (TypeError, ValueError, OverflowError, RuntimeError):
             return (
                 f"{name} must be a flat sequence of integers that fit int64; got "
-                f"{type(sequence).__name__}: {str(sequence)[:80]}"
+                f"{type(sequence).__name__}: {' '.join(str(sequence).split())[:80]}"
             )
     raise AssertionError("every sequence is well formed")

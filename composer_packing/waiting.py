@@ -12,10 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.documents import BLOCK, DOCUMENT, Documents, Tokens
+from composer_packing.documents import BLOCK, DOCUMENT, Documents, LossMask, Tokens
 from composer_packing.moving import Entered, enter, move_to_front
 from composer_packing.policies import OverLong
-from composer_packing.source_batch import FlatSourceBatch, SourceBatch, check_ids, flat_source_batch, token_dtype
+from composer_packing.source_batch import (
+    FlatSourceBatch,
+    SourceBatch,
+    check_ids,
+    checked,
+    flat_source_batch,
+    token_dtype,
+)
 
 IDLE_READS = 1000
 """Source batches in a row that may give no document."""
@@ -32,7 +39,9 @@ class TokenAccount:
         truncated: cut off documents that were longer than a row.
         dropped: in documents that were dropped as longer than a row.
         left_over: in documents that still waited when an epoch ended whose tail is not carried.
+        without_targets: in examples that were dropped as nothing that a row holds of them is to be learned.
         over_long_documents: not tokens, but documents that were longer than a row.
+        documents_without_targets: not tokens, but the examples that were dropped.
     """
 
     read: int = 0
@@ -41,7 +50,9 @@ class TokenAccount:
     truncated: int = 0
     dropped: int = 0
     left_over: int = 0
+    without_targets: int = 0
     over_long_documents: int = 0
+    documents_without_targets: int = 0
 
     def since(self, before: "TokenAccount") -> "TokenAccount":
         """The difference to an earlier account."""
@@ -57,9 +68,12 @@ class WaitingBuffer:
         over_long: what becomes of those that have more.
         vocab_size: ids lie below it; None for any id.
         numbered: the source gives each document's number, which is kept.
+        loss_masked: the source gives a loss mask, which is kept; documents in which nothing is to be learned are
+            dropped, the first token left aside, which nothing comes before.
 
     Attributes:
         tokens: holds every document's tokens, and `BLOCK` more at least.
+        loss_mask: theirs, or empty.
         documents: the table.
         order: int64 `(waiting,)`, places in the table, the first in line first.
         shortest: no document is shorter.
@@ -75,8 +89,10 @@ class WaitingBuffer:
         over_long: OverLong = OverLong.ERROR,
         vocab_size: int | None = None,
         numbered: bool = False,
+        loss_masked: bool = False,
     ) -> None:
         self.tokens: Tokens = np.empty(BLOCK, np.uint16 if vocab_size is None else token_dtype(vocab_size))
+        self.loss_mask: LossMask = np.empty(BLOCK if loss_masked else 0, np.uint8)
         self.documents: Documents = np.empty(0, DOCUMENT)
         self.order = np.empty(0, np.int64)
         self.num_added = self.num_gone = 0
@@ -87,6 +103,7 @@ class WaitingBuffer:
         self._over_long = over_long
         self._vocab_size = vocab_size
         self._numbered = numbered
+        self._loss_masked = loss_masked
         self._tokens_end = self._documents_end = 0
         self._idle_reads = 0
 
@@ -107,13 +124,14 @@ class WaitingBuffer:
         """
         for source_batch in source:
             if not isinstance(source_batch, FlatSourceBatch):
-                source_batch = flat_source_batch(source_batch, numbered=self._numbered)
+                source_batch = flat_source_batch(source_batch, numbered=self._numbered, loss_masked=self._loss_masked)
             added = self.append(source_batch, epoch, batch)
             self._idle_reads = 0 if added else self._idle_reads + 1
             if self._idle_reads == IDLE_READS:
                 raise ValueError(
                     f"{IDLE_READS} source batches in a row gave no document to pack; so far "
-                    f"{self.account.over_long_documents} were longer than a row of {self._row_len} slots"
+                    f"{self.account.over_long_documents} were longer than a row of {self._row_len} slots, and of "
+                    f"{self.account.documents_without_targets} nothing that a row holds was to be learned"
                 )
             return added
         return None
@@ -127,11 +145,12 @@ class WaitingBuffer:
             batch: batches packed before it was read.
 
         Raises:
-            TypeError: the source batch is not made of one-dimensional integers, or its numbers are needed and missing.
+            TypeError: the source batch is not made of one-dimensional integers, or its numbers or loss mask are needed
+                and missing.
             ValueError: it holds more documents than promised, its parts do not go together, an id is out of range, or a
                 document is longer than a row and that is an error. Nothing of it has been added then.
         """
-        tokens, lengths, numbers = _checked(source_batch, self._numbered)
+        tokens, lengths, numbers, loss_mask = checked(source_batch, self._numbered, self._loss_masked)
         if len(lengths) > self._src_batch_size:
             raise ValueError(f"the source gave {len(lengths)} documents at once; src_batch_size={self._src_batch_size}")
         if self._vocab_size is None:
@@ -143,7 +162,9 @@ class WaitingBuffer:
                 tokens,
                 lengths,
                 numbers,
+                loss_mask,
                 self.tokens[self._tokens_end : tokens_end],
+                self.loss_mask[self._tokens_end : tokens_end],
                 self.documents[self._documents_end :],
                 self.order,
                 (self._tokens_end, self._documents_end, epoch, batch, self.num_added),
@@ -160,10 +181,13 @@ class WaitingBuffer:
         self.account.over_long_documents += entered.over_long
         self.account.read += len(tokens)
         self.account.waiting += entered.kept
+        self.account.without_targets += entered.tokens_without_targets
+        self.account.documents_without_targets += entered.without_targets
+        cut_off = len(tokens) - entered.kept - entered.tokens_without_targets
         if self._over_long is OverLong.DROP:
-            self.account.dropped += len(tokens) - entered.kept
+            self.account.dropped += cut_off
         else:
-            self.account.truncated += len(tokens) - entered.kept
+            self.account.truncated += cut_off
         return entered.documents
 
     def emit(self, left: NDArray[np.int64], num_tokens: int) -> None:
@@ -213,37 +237,18 @@ class WaitingBuffer:
         is_waiting[self.order] = True
         self.order = (np.cumsum(is_waiting) - 1)[self.order]
         self._documents_end = len(self.order)
-        self._tokens_end, self.shortest = move_to_front(self.tokens, self.documents, is_waiting, self._row_len)
+        self._tokens_end, self.shortest = move_to_front(
+            self.tokens, self.loss_mask, self.documents, is_waiting, self._row_len
+        )
         if not self._fits(2 * tokens + self._tokens_end, 2 * documents + self._documents_end):
             self.tokens = _grown(self.tokens, self._tokens_end, tokens)
+            if self._loss_masked:
+                self.loss_mask = _grown(self.loss_mask, self._tokens_end, tokens)
             self.documents = _grown(self.documents, self._documents_end, documents)
 
     def _fits(self, tokens: int, documents: int) -> bool:
         tokens_end, documents_end = self._tokens_end + tokens, self._documents_end + documents
         return tokens_end + BLOCK <= len(self.tokens) and documents_end <= len(self.documents)
-
-
-def _checked(
-    source_batch: FlatSourceBatch, numbered: bool
-) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64], NDArray[np.int64]]:
-    """The parts of a source batch, if they are what they should be; zeros for numbers that are not wanted."""
-    tokens, lengths, numbers = source_batch
-    if not numbered:
-        numbers = np.zeros(np.size(lengths), np.int64)
-    elif numbers is None:
-        raise TypeError(
-            "keyed masks need the number of each document, and this FlatSourceBatch has no numbers; "
-            "flat_source_batch(..., numbered=True) keeps them"
-        )
-    # A DataLoader that does not batch makes tensors of them.
-    tokens, lengths, numbers = np.asarray(tokens), np.asarray(lengths), np.asarray(numbers)
-    for name, part in zip(FlatSourceBatch._fields, (tokens, lengths, numbers), strict=True):
-        if part.ndim != 1 or part.dtype.kind not in "iu" or not part.dtype.isnative:
-            what = f"{part.dtype} {part.shape}: {str(part)[:80]}"
-            raise TypeError(f"FlatSourceBatch.{name} must be a one-dimensional array of integers; got {what}")
-    if len(numbers) != len(lengths):
-        raise ValueError(f"a FlatSourceBatch has {len(numbers)} numbers for {len(lengths)} documents")
-    return tokens, np.ascontiguousarray(lengths, np.int64), np.ascontiguousarray(numbers, np.int64)
 
 
 def _grown(array: NDArray[Any], end: int, more: int) -> NDArray[Any]:

@@ -127,7 +127,9 @@ def test_compiling_works_where_no_cache_can_be_written(tmp_path: Path) -> None:
 def test_no_compiled_function_reads_or_writes_beyond_its_arrays(tmp_path: Path) -> None:
     """Compiled code does not look; here the tests of it run once where it does."""
     environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
-    files = [f"tests/test_{name}.py" for name in ("packing", "subset_sum", "waiting", "keyed_masking")]
+    files = [
+        f"tests/test_{name}.py" for name in ("packing", "subset_sum", "waiting", "keyed_masking", "next_tokens", "sft")
+    ]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *files]
     done = subprocess.run(
         command, env=environment, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=500

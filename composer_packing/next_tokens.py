@@ -1,0 +1,75 @@
+"""Next-token labels: what each token of a document predicts, for causal training and fine-tuning on responses.
+
+The label of a token is the token that follows it in its document, so that a model must not shift again. The last
+one of a document has no label, and none comes from another document. Where there is a loss mask, a label is kept if
+the token it names is to be learned. Two documents, `a b c` and an example whose response is `f g`::
+
+    input_ids   a  b  c  d  e  f  g  .
+    loss mask            0  0  1  1        only where the objective is sft
+    causal      b  c  -  e  f  g  -  -
+    sft                  -  f  g  -  -     (in a row of its own batch)
+
+A piece of a longer document predicts with its last token what follows in the next piece.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from composer_packing.compiling import compiled
+from composer_packing.documents import NO_TOKEN, Documents, LossMask, Tokens
+
+
+@compiled
+def fill_with_next_tokens(
+    tokens: Tokens,
+    loss_mask: LossMask,
+    documents: Documents,
+    placed: NDArray[np.int64],
+    first: NDArray[np.int64],
+    pad_token_id: int,
+    ignore_index: int,
+    input_ids: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    attention_mask: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Write the documents of each row end to end with their labels, and pad the rest. Padding is no target.
+
+    Args:
+        tokens: all documents' tokens.
+        loss_mask: of all documents' tokens, or empty.
+        documents: the table.
+        placed: `Layout.documents`.
+        first: `Layout.first`.
+        pad_token_id: what stands in the slots no document holds.
+        ignore_index: label of what is no target.
+        input_ids: int64 `(rows, row_len)`, written whole.
+        labels: the same.
+        attention_mask: the same: 1 where a document's token lies.
+
+    Returns:
+        int64 `(rows,)`, targets of each row.
+    """
+    num_targets = np.zeros(len(input_ids), np.int64)
+    for row in range(len(input_ids)):
+        at = targets = 0
+        for document in documents[placed[first[row] : first[row + 1]]]:
+            start, last = document.start, at + document.length - 1
+            input_ids[row, at : last + 1] = tokens[start : start + document.length]
+            if len(loss_mask) == 0:
+                labels[row, at:last] = tokens[start + 1 : start + document.length]
+                targets += document.length - 1
+            else:
+                for i in range(1, document.length):
+                    is_target = loss_mask[start + i] != 0
+                    labels[row, at + i - 1] = np.int64(tokens[start + i]) if is_target else ignore_index
+                    targets += is_target
+            has_next = document.next_token != NO_TOKEN
+            labels[row, last] = document.next_token if has_next else ignore_index
+            targets += has_next
+            at = last + 1
+        input_ids[row, at:] = pad_token_id
+        labels[row, at:] = ignore_index
+        attention_mask[row, :at] = 1
+        attention_mask[row, at:] = 0
+        num_targets[row] = targets
+    return num_targets
