@@ -9,6 +9,8 @@ blocks of `window` queries, each against its own and the two neighbouring blocks
     queries of block 1:  ^------------^------------^   3 * window keys, those of other
                                                        documents or too far away masked
 
+Causal attention sees no key behind its query: a segment's lower triangle, or of a window its own and the block before.
+
 Memory is O(row) for windows and O(longest document) for PyTorch's kernel.
 """
 
@@ -56,34 +58,35 @@ class Segments:
         return lengths
 
     @cached_property
-    def _block_masks(self) -> dict[int, Tensor]:
+    def _block_masks(self) -> dict[tuple[int, bool], Tensor]:
         return {}
 
-    def block_mask(self, window: int) -> Tensor:
-        """bool `(blocks, 1, window, 3 * window)`: which keys each query of a block may see.
+    def block_mask(self, window: int, causal: bool = False) -> Tensor:
+        """bool `(blocks, 1, window, 3 * window)`: which keys each query of a block may see; causal, `2 * window`.
 
         Slots that fill the last block up count as a segment of their own.
         """
-        if window not in self._block_masks:
+        if (window, causal) not in self._block_masks:
             blocks = -(-self.row_len // window)
             filler = blocks * window - self.row_len
             own = F.pad(self.segment, (0, filler), value=-1)
             queries = own.view(blocks, window, 1)
-            keys = _with_neighbours(own, window, outside=-2).view(blocks, 1, 3 * window)
-            distance = (
-                torch.arange(-window, 2 * window, device=own.device) - torch.arange(window, device=own.device)[:, None]
-            )
-            self._block_masks[window] = ((queries == keys) & (distance.abs() <= window))[:, None]
-        return self._block_masks[window]
+            keys = _with_neighbours(own, window, causal, outside=-2)
+            place = torch.arange(-window, keys.shape[1] - window, device=own.device)
+            distance = place - torch.arange(window, device=own.device)[:, None]
+            near = (distance >= -window) & (distance <= (0 if causal else window))
+            self._block_masks[window, causal] = ((queries == keys[:, None]) & near)[:, None]
+        return self._block_masks[window, causal]
 
 
-def attend(qkv: Tensor, segments: Segments, window: int | None = None) -> Tensor:
+def attend(qkv: Tensor, segments: Segments, window: int | None = None, causal: bool = False) -> Tensor:
     """Softmax attention within each segment.
 
     Args:
         qkv: `(row_len, 3, heads, head_dim)`: queries, keys and values.
         segments: the row's segments, on the device of `qkv`.
         window: how many tokens to each side a token sees; None for its whole segment.
+        causal: a token sees itself and what comes before it only.
 
     Returns:
         `(row_len, heads, head_dim)`.
@@ -91,43 +94,52 @@ def attend(qkv: Tensor, segments: Segments, window: int | None = None) -> Tensor
     if uses_flash(qkv.device, qkv.dtype):
         side = -1 if window is None else window
         attended: Tensor = _flash_attn()(
-            qkv, segments.cu_seqlens, segments.max_seqlen, dropout_p=0.0, window_size=(side, side)
+            qkv,
+            segments.cu_seqlens,
+            segments.max_seqlen,
+            dropout_p=0.0,
+            causal=causal,
+            window_size=(side, 0 if causal else side),
         )
         return attended
     # A window that reaches across every segment hides nothing.
     if window is None or window + 1 >= segments.max_seqlen:
-        return _attend_by_segment(qkv, segments)
-    return _attend_by_block(qkv, segments, window)
+        return _attend_by_segment(qkv, segments, causal)
+    return _attend_by_block(qkv, segments, window, causal)
 
 
-def _attend_by_segment(qkv: Tensor, segments: Segments) -> Tensor:
+def _attend_by_segment(qkv: Tensor, segments: Segments, causal: bool) -> Tensor:
     """One call per segment; `split` and `cat` are one node each in the backward pass."""
     attended = []
     for part in qkv.split(segments.lengths):
         query, key, value = part.permute(1, 2, 0, 3).unsqueeze(1)  # 3 x (1, heads, length, head_dim)
-        attended.append(F.scaled_dot_product_attention(query, key, value)[0].transpose(0, 1))
+        attended.append(F.scaled_dot_product_attention(query, key, value, is_causal=causal)[0].transpose(0, 1))
     return torch.cat(attended)
 
 
-def _attend_by_block(qkv: Tensor, segments: Segments, window: int) -> Tensor:
+def _attend_by_block(qkv: Tensor, segments: Segments, window: int, causal: bool) -> Tensor:
     row_len, _, heads, head_dim = qkv.shape
-    mask = segments.block_mask(window)
+    mask = segments.block_mask(window, causal)
     blocks = len(mask)
     query, key, value = F.pad(qkv, (0, 0, 0, 0, 0, 0, 0, blocks * window - row_len)).unbind(1)
     attended = F.scaled_dot_product_attention(
         query.view(blocks, window, heads, head_dim).transpose(1, 2),
-        _with_neighbours(key, window).transpose(1, 2),
-        _with_neighbours(value, window).transpose(1, 2),
+        _with_neighbours(key, window, causal).transpose(1, 2),
+        _with_neighbours(value, window, causal).transpose(1, 2),
         attn_mask=mask,
     )
     return attended.transpose(1, 2).reshape(blocks * window, heads, head_dim)[:row_len]
 
 
-def _with_neighbours(slots: Tensor, window: int, outside: int = 0) -> Tensor:
-    """`(blocks * window, ...)` to `(blocks, 3 * window, ...)`: each block between its two neighbours."""
+def _with_neighbours(slots: Tensor, window: int, causal: bool, outside: int = 0) -> Tensor:
+    """`(blocks * window, ...)` to `(blocks, 3 * window, ...)`: each block between its two neighbours.
+
+    Causal, to `(blocks, 2 * window, ...)`: each block behind the one before it.
+    """
     at_the_ends = slots.new_full((window, *slots.shape[1:]), outside)
     padded = torch.cat([at_the_ends, slots, at_the_ends]).unflatten(0, (-1, window))
-    return torch.cat([padded[:-2], padded[1:-1], padded[2:]], dim=1)
+    neighbourhood = [padded[:-2], padded[1:-1]] if causal else [padded[:-2], padded[1:-1], padded[2:]]
+    return torch.cat(neighbourhood, dim=1)
 
 
 def uses_flash(device: torch.device, dtype: torch.dtype) -> bool:

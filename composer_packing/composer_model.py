@@ -9,11 +9,11 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from composer_packing.batch import Batch
-from composer_packing.model import MaskedLMOutput, ModernBertConfig, ModernBertForMaskedLM
+from composer_packing.model import LanguageModelOutput, ModernBertConfig, ModernBertForMaskedLM
 
 
-class PackedMaskedLM(ComposerModel):
-    """Masked language model that trains on microbatches of `batch.split_packed_batch`.
+class PackedLanguageModel(ComposerModel):
+    """Language model that trains on microbatches of `batch.split_packed_batch`.
 
     Evaluation weighs every target the same, in whichever row or rank it lies.
 
@@ -25,9 +25,9 @@ class PackedMaskedLM(ComposerModel):
         super().__init__()
         self.model = ModernBertForMaskedLM(config)
 
-    def forward(self, batch: Batch) -> MaskedLMOutput:
+    def forward(self, batch: Batch) -> LanguageModelOutput:
         """Predict one row."""
-        output: MaskedLMOutput = self.model(
+        output: LanguageModelOutput = self.model(
             batch["input_ids"],
             batch["cu_seqlens"],
             batch["max_seqlen"],
@@ -36,12 +36,12 @@ class PackedMaskedLM(ComposerModel):
         )
         return output
 
-    def loss(self, outputs: MaskedLMOutput, batch: Batch) -> Tensor:
+    def loss(self, outputs: LanguageModelOutput, batch: Batch) -> Tensor:
         """Mean cross entropy over the row's targets; Composer weighs it by their number."""
         assert outputs.loss is not None
         return outputs.loss
 
-    def eval_forward(self, batch: Batch, outputs: MaskedLMOutput | None = None) -> MaskedLMOutput:
+    def eval_forward(self, batch: Batch, outputs: LanguageModelOutput | None = None) -> LanguageModelOutput:
         """Predict one row, unless that was done."""
         return self(batch) if outputs is None else outputs
 
@@ -49,7 +49,7 @@ class PackedMaskedLM(ComposerModel):
         """Cross entropy and accuracy in evaluation, none in training."""
         return {} if is_train else {type(m).__name__: m for m in (LanguageCrossEntropy(), MaskedAccuracy())}
 
-    def update_metric(self, batch: Any, outputs: MaskedLMOutput, metric: Metric) -> None:
+    def update_metric(self, batch: Any, outputs: LanguageModelOutput, metric: Metric) -> None:
         """Add one row's targets to a metric."""
         assert outputs.targets is not None
         if len(outputs.targets):  # the metrics cannot reshape a row without targets

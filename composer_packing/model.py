@@ -2,8 +2,9 @@
 
 The architecture: pre-norm without biases, a gated feed-forward, rotary positions that restart with every
 document, global attention in every third layer and a window elsewhere, a decoder tied to the embedding.
-Names and shapes of the parameters are those of Hugging Face's `ModernBertForMaskedLM`, so that weights go
-both ways. Linear layers see the row's tokens as they are; attention is `attention.attend`.
+With causal attention the same model predicts next tokens. Names and shapes of the parameters are those of Hugging
+Face's `ModernBertForMaskedLM`, so that weights go both ways. Linear layers see the row's tokens as they are;
+attention is `attention.attend`.
 """
 
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class ModernBertConfig:
         global_rope_theta: rotary base of the global layers.
         local_rope_theta: rotary base of the windowed layers.
         norm_eps: epsilon of the layer norms.
+        causal: a token sees only itself and what comes before it, in a windowed layer as far as half the window.
         attn_out_dropout: dropout on the attention's output projection, in training.
         initializer_range: standard deviation of the initial weights.
     """
@@ -43,6 +45,7 @@ class ModernBertConfig:
     num_attention_heads: int = 12
     global_attn_every_n_layers: int = 3
     local_attention: int = 128
+    causal: bool = False
     global_rope_theta: float = 160_000.0
     local_rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
@@ -51,7 +54,7 @@ class ModernBertConfig:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name != "attn_out_dropout" and not 0 < value < float("inf"):
+            if name not in ("attn_out_dropout", "causal") and not 0 < value < float("inf"):
                 raise ValueError(f"{name}={value} must be above 0 and finite")
         if not 0 <= self.attn_out_dropout < 1:
             raise ValueError(f"attn_out_dropout={self.attn_out_dropout} must be at least 0 and below 1")
@@ -64,7 +67,7 @@ class ModernBertConfig:
             raise ValueError(f"local_attention={self.local_attention} must be at least 2")
 
 
-class MaskedLMOutput(NamedTuple):
+class LanguageModelOutput(NamedTuple):
     """What the model gives for one row.
 
     Attributes:
@@ -97,13 +100,14 @@ class Embeddings(nn.Module):
 
 
 class Attention(nn.Module):
-    """Rotary self-attention within documents, global or windowed."""
+    """Rotary self-attention within documents, global or windowed, to both sides or back only."""
 
     def __init__(self, config: ModernBertConfig, layer: int) -> None:
         super().__init__()
         self.heads = config.num_attention_heads
         self.is_global = layer % config.global_attn_every_n_layers == 0
         self.window = None if self.is_global else config.local_attention // 2
+        self.causal = config.causal
         self.Wqkv = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.Wo = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
         self.out_drop = nn.Dropout(config.attn_out_dropout)
@@ -111,7 +115,7 @@ class Attention(nn.Module):
     def forward(self, hidden: Tensor, segments: Segments, rotary: "Rotary") -> Tensor:
         """`(row_len, hidden_size)` to the same."""
         qkv = self.Wqkv(hidden).unflatten(-1, (3, self.heads, -1))
-        attended = attend(rotary.turn(qkv), segments, self.window)
+        attended = attend(rotary.turn(qkv), segments, self.window, self.causal)
         out: Tensor = self.out_drop(self.Wo(attended.flatten(1)))
         return out
 
@@ -220,7 +224,10 @@ class PredictionHead(nn.Module):
 
 
 class ModernBertForMaskedLM(nn.Module):
-    """Encoder, prediction head and decoder. Logits are made at the targets only."""
+    """Encoder, prediction head and decoder. Logits are made at the targets only.
+
+    A label belongs to the slot that predicts it: the model shifts nothing, whatever the objective.
+    """
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
@@ -247,7 +254,7 @@ class ModernBertForMaskedLM(nn.Module):
         max_seqlen: int,
         labels: Tensor | None = None,
         num_targets: int | None = None,
-    ) -> MaskedLMOutput:
+    ) -> LanguageModelOutput:
         """Predict one row.
 
         Args:
@@ -260,11 +267,11 @@ class ModernBertForMaskedLM(nn.Module):
         """
         hidden = self.model(input_ids, cu_seqlens, max_seqlen)
         if labels is None:
-            return MaskedLMOutput(self.decoder(self.head(hidden)), None, None)
+            return LanguageModelOutput(self.decoder(self.head(hidden)), None, None)
         is_target = labels != IGNORE_INDEX
         size = int(is_target.sum()) if num_targets is None else num_targets
         at = torch.nonzero_static(is_target, size=size).squeeze(1)
         targets = labels.index_select(0, at)
         logits = self.decoder(self.head(hidden.index_select(0, at)))
         loss = F.cross_entropy(logits.float(), targets, reduction="sum") / max(size, 1)
-        return MaskedLMOutput(logits, targets, loss)
+        return LanguageModelOutput(logits, targets, loss)

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 import transformers
@@ -37,7 +39,7 @@ def row_of(lengths: list[int], vocab_size: int, seed: int = 0) -> tuple[Tensor, 
 
 def hugging_face(config: ModernBertConfig) -> transformers.ModernBertForMaskedLM:
     theirs = transformers.ModernBertConfig(
-        **{name: value for name, value in vars(config).items() if name != "attn_out_dropout"},
+        **{name: value for name, value in vars(config).items() if name not in ("attn_out_dropout", "causal")},
         attn_implementation="eager",
         reference_compile=False,
         pad_token_id=0,
@@ -65,6 +67,67 @@ def test_logits_are_hugging_faces_for_each_document_on_its_own(
         packed = ours(ids, cu_seqlens, longest).logits
         alone = torch.cat([theirs(input_ids=document[None]).logits[0] for document in ids.split(lengths)])
     torch.testing.assert_close(packed, alone, atol=1e-4, rtol=1e-4)
+
+
+def hugging_face_decoder(ours: ModernBertForMaskedLM) -> transformers.ModernBertDecoderForCausalLM:
+    """Their causal form of the model with our weights.
+
+    Its window counts the token itself, queries, keys and values have a matrix each, and it rotates by one base.
+    """
+    config = ours.model.config
+    names = set(vars(config)) - {"attn_out_dropout", "causal", "local_attention"}
+    theirs = transformers.ModernBertDecoderForCausalLM(
+        transformers.ModernBertDecoderConfig(
+            **{name: getattr(config, name) for name in names},
+            local_attention=2 * (config.local_attention // 2 + 1),
+            attn_implementation="eager",
+            **{f"{name}_token_id": number for number, name in enumerate(("pad", "bos", "eos", "cls", "sep"))},
+        )
+    ).eval()
+    weights = {}
+    for name, weight in ours.state_dict().items():
+        if name.endswith("Wqkv.weight"):
+            for part, third in zip("qkv", weight.chunk(3), strict=True):
+                weights[name.replace("Wqkv", f"{part}_proj")] = third
+        else:
+            weights[f"lm_{name}" if name.startswith("head.") else name] = weight
+    theirs.load_state_dict(weights, strict=True)
+    return theirs
+
+
+@settings(max_examples=20)
+@given(configs, st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(0, 1000))
+def test_causal_logits_are_those_of_hugging_faces_decoder_for_each_document_on_its_own(
+    config: ModernBertConfig, lengths: list[int], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    config = dataclasses.replace(config, causal=True, local_rope_theta=config.global_rope_theta)
+    ours = ModernBertForMaskedLM(config).eval()
+    for parameter in ours.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.dim() < 2), std=0.2)
+    theirs = hugging_face_decoder(ours)
+    ids, cu_seqlens, longest = row_of(lengths, config.vocab_size, seed)
+    with torch.no_grad():
+        packed = ours(ids, cu_seqlens, longest).logits
+        alone = torch.cat([theirs(input_ids=document[None]).logits[0] for document in ids.split(lengths)])
+    torch.testing.assert_close(packed, alone, atol=1e-4, rtol=1e-4)
+
+
+@given(st.lists(st.integers(1, 25), min_size=1, max_size=5), st.data())
+def test_changing_a_token_of_a_causal_model_moves_no_bit_before_it_or_in_another_document(
+    lengths: list[int], data: st.DataObject
+) -> None:
+    model = ModernBertForMaskedLM(small(causal=True)).eval()
+    ids, cu_seqlens, longest = row_of(lengths, 50)
+    changed = data.draw(st.integers(0, len(ids) - 1))
+    other = ids.clone()
+    other[changed] = (ids[changed] + 1) % 50
+    with torch.no_grad():
+        moved = (model(ids, cu_seqlens, longest).logits != model(other, cu_seqlens, longest).logits).any(1)
+    end = int(cu_seqlens[cu_seqlens > changed][0])
+    assert not moved[:changed].any()
+    assert not moved[end:].any()
+    assert moved[changed]
 
 
 def test_names_and_shapes_are_hugging_faces_and_weights_go_both_ways() -> None:
