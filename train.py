@@ -12,13 +12,14 @@ from composer.optim import DecoupledAdamW
 from composer.utils import dist, get_device, reproducibility
 
 from composer_packing.callbacks import IntervalConsoleLogger, PackingMonitor
-from composer_packing.composer_model import PackedMaskedLM
+from composer_packing.checkpoints import TokenizerSaver, check_checkpoint
+from composer_packing.composer_model import PackedLanguageModel
 from composer_packing.config import ConfigError, TrainConfig
 from composer_packing.config_file import load
-from composer_packing.data.dataset import DocumentDataset
 from composer_packing.dataspec import eval_batches, open_corpus, packed_dataspec, train_batches
 from composer_packing.leaving import run
 from composer_packing.optim import WarmupStableDecayScheduler, parameter_groups
+from composer_packing.policies import Objective
 from composer_packing.report import end_lines, start_lines
 
 
@@ -47,12 +48,14 @@ def train(config: TrainConfig) -> None:
     reproducibility.seed_all(config.seed)
 
     corpus = open_corpus(config)
-    train_documents = DocumentDataset(*corpus.split("train"), config.max_seq_len)
-    eval_documents = DocumentDataset(*corpus.split("val"), config.max_seq_len)
+    train_documents = corpus.documents("train", config.max_seq_len)
+    eval_documents = corpus.documents("val", config.max_seq_len)
     batches = train_batches(train_documents, config, corpus.vocab_size, pin_memory=device.name == "gpu")
     held_out = packed_dataspec(eval_batches(eval_documents, config, corpus.vocab_size))
-    model = PackedMaskedLM(config.model)
-    monitor = PackingMonitor(batches, config.mlm_probability)
+    model = PackedLanguageModel(config.model)
+    if config.load_path is not None:
+        check_checkpoint(config.load_path, corpus.tokenizer_file, model)
+    monitor = PackingMonitor(batches, config.mlm_probability if config.objective == Objective.MLM else None)
     trainer = Trainer(
         model=model,
         train_dataloader=packed_dataspec(batches),
@@ -67,12 +70,14 @@ def train(config: TrainConfig) -> None:
         precision=precision,
         seed=config.seed,
         run_name=config.run_name,
-        callbacks=[monitor],
+        callbacks=[monitor, TokenizerSaver(corpus.tokenizer_file, config.save_folder)],
         loggers=[IntervalConsoleLogger(config.console_log_interval)] if config.log_to_console else [],
         progress_bar=config.progress_bar,
         save_folder=config.save_folder,
         save_interval=config.save_interval or config.max_duration,
         save_overwrite=config.save_overwrite,
+        load_path=config.load_path,
+        load_weights_only=config.load_weights_only,
     )
     try:
         say(start_lines(config, train_documents, model, device.name, precision, dist.get_world_size()))

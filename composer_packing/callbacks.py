@@ -43,18 +43,18 @@ class PackingMonitor(Callback):
     """Logs the values in force at every batch, those of this rank, and sums them up over ranks at the end.
 
     Logged: `packing/rows`, `packing/documents`, `packing/real_tokens`, `packing/targets`, `packing/efficiency`,
-    `packing/data_wait_share`, `packing/mask_prob`, `packing/learning_rate`, and of batches that tell them
-    `packing/longest_wait_batches` and `packing/mean_displacement`.
+    `packing/data_wait_share`, `packing/learning_rate`, where tokens are masked `packing/mask_prob`, and of batches that
+    tell them `packing/longest_wait_batches` and `packing/mean_displacement`.
 
     Args:
         batches: what the trainer takes its batches from.
-        mask_prob: the mask ratio of batches that do not tell theirs.
+        mask_prob: the mask ratio of batches that do not tell theirs; None where no token is masked.
 
     Attributes:
         summary: None until the fit ends.
     """
 
-    def __init__(self, batches: Lockstep, mask_prob: float) -> None:
+    def __init__(self, batches: Lockstep, mask_prob: float | None) -> None:
         self.summary: RunSummary | None = None
         self._batches = batches
         self._mask_prob = mask_prob
@@ -106,9 +106,10 @@ class PackingMonitor(Callback):
             "packing/targets": sum(batch["num_targets"]),
             "packing/efficiency": tokens / slots,
             "packing/data_wait_share": (waited - self._waited_before_batch) / (now - self._batch_started),
-            "packing/mask_prob": float(batch.get("mask_prob", self._mask_prob)),
             "packing/learning_rate": self._learning_rate,
         }
+        if self._mask_prob is not None:
+            metrics["packing/mask_prob"] = float(batch.get("mask_prob", self._mask_prob))
         if "longest_wait_batches" in batch:
             longest_wait, displacement = batch["longest_wait_batches"], batch["displacement_documents"]
             self._longest_wait = max(self._longest_wait, longest_wait)

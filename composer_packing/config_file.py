@@ -9,7 +9,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from composer_packing.config import ConfigError, TrainConfig, check
+from composer_packing.config import ConfigError, TrainConfig
+from composer_packing.config_check import check
 from composer_packing.config_times import resolved
 
 

@@ -25,7 +25,7 @@ from composer_packing.data.dataset import DocumentDataset
 from composer_packing.data.sampler import ShareSampler
 from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.lockstep import Lockstep
-from composer_packing.policies import PackingStrategy, Tail
+from composer_packing.policies import Objective, PackingStrategy, Tail
 from composer_packing.sequence_packer import SequencePacker
 from composer_packing.source_batch import FlatSourceBatch, SourceBatch
 from composer_packing.subset_sum_packer import SubsetSumSequencePacker
@@ -81,7 +81,9 @@ def open_corpus(config: TrainConfig) -> Corpus:
     """
     with dist.run_local_rank_zero_first():
         try:
-            return open_or_build(Path(config.data.cache_folder), config.data.vocab_size)
+            return open_or_build(
+                Path(config.data.cache_folder), config.data.vocab_size, config.objective == Objective.SFT
+            )
         except OSError as error:
             raise ConfigError(
                 f"data.cache_folder={config.data.cache_folder}: {error.strerror or error}: {error.filename}; "
@@ -120,8 +122,9 @@ def train_batches(
             loader,
             config,
             mask_prob=config.mlm_probability,
+            mask_seed=config.seed,
+            vocab_size=vocab_size,
             tail=Tail.CARRY,
-            keyed_masking=KeyedMasking(config.seed, vocab_size, SPECIAL_TOKEN_IDS),
             pin_memory=pin_memory,
             batch_size_warmup_min_size=None if minimum is None else minimum // world_size,
             batch_size_warmup_tokens=settings.batch_size_warmup_tokens,
@@ -154,16 +157,16 @@ def eval_batches(documents: DocumentDataset, config: TrainConfig, vocab_size: in
     share = range(rank, len(documents), world_size)
     step = config.device_batch_size(world_size)
     source = [documents.__getitems__(share[at : at + step]) for at in range(0, len(share), step)]
-    masking = KeyedMasking(EVAL_SEED, vocab_size, SPECIAL_TOKEN_IDS)
-    packer = _packer(source, config, config.eval_loader.mlm_probability, Tail.EMIT, masking)
+    packer = _packer(source, config, config.eval_loader.mlm_probability, EVAL_SEED, vocab_size, Tail.EMIT)
     batches = [with_counts(batch) for batch in packer]  # once, not at every evaluation
     assert packer.seqs_emitted == len(share)
     targets = sum(get_num_targets_in_packed_batch(batch) for batch in batches)
     ranks = dist.all_gather_object((len(batches), targets))
     if not any(targets for _, targets in ranks):
+        of_mlm = f"eval_loader.mlm_probability={config.eval_loader.mlm_probability}: raise it, or "
         raise ConfigError(
-            f"eval_loader.mlm_probability={config.eval_loader.mlm_probability}: no token of {len(documents)} "
-            f"held-out documents becomes a target; raise it, or give more of them"
+            f"{of_mlm if config.objective == Objective.MLM else ''}give more documents: no token of {len(documents)} "
+            f"that are held out is a target"
         )
     most = max(count for count, _ in ranks)
     return batches + [with_counts(_row_of_padding(config.row_len))] * (most - len(batches))
@@ -173,11 +176,13 @@ def _packer(
     source: Iterable[SourceBatch],
     config: TrainConfig,
     mask_prob: float,
+    mask_seed: int,
+    vocab_size: int,
     tail: Tail,
-    keyed_masking: KeyedMasking,
     **more: Any,
 ) -> SequencePacker:
     world_size = dist.get_world_size()
+    hides = config.objective == Objective.MLM
     packer = PACKERS[PackingStrategy(config.train_loader.packing_strategy)]
     return packer.from_composer(
         source,
@@ -190,7 +195,8 @@ def _packer(
         mask_prob=mask_prob,
         world_size=world_size,
         tail=tail,
-        keyed_masking=keyed_masking,
+        objective=config.objective,
+        keyed_masking=KeyedMasking(mask_seed, vocab_size, SPECIAL_TOKEN_IDS) if hides else None,
         **more,
     )
 

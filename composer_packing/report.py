@@ -10,7 +10,15 @@ from composer_packing.attention import describe_attention
 from composer_packing.callbacks import RunSummary
 from composer_packing.config import TrainConfig
 from composer_packing.data.dataset import DocumentDataset
+from composer_packing.policies import Objective
 from composer_packing.times import UNITS, Duration, duration_of
+
+OBJECTIVES = {
+    Objective.MLM: "mlm, {config.mlm_probability:.0%} of the tokens",
+    Objective.CAUSAL: "causal, the next token of each",
+    Objective.SFT: "sft, the next token where it is of a response",
+}
+"""What is predicted, in words."""
 
 
 def start_lines(
@@ -60,13 +68,24 @@ def start_lines(
         [
             f"device     {world_size} x {device}, {precision}, attention: {attention}",
             f"model      {num_parameters:,} parameters, ln(vocabulary) = {math.log(config.model.vocab_size):.2f}",
-            f"data       {documents.num_documents:,} documents, {documents.num_tokens:,} tokens; "
-            f"{documents.num_split:,} longer than {config.max_seq_len} come in pieces",
+            f"objective  {OBJECTIVES[Objective(config.objective)].format(config=config)}",
+            *([f"weights    of {config.load_path}"] if config.load_path else []),
+            f"data       {_data(config, documents)}",
             f"batch      {rows} rows of {config.row_len} slots = {slots:,} slots",
             f"duration   {_words(duration)} = about {tokens / slots:,.0f} full batches "
             f"= {tokens / documents.num_tokens:.2f} epochs",
             *(f"schedule   {schedule}" for schedule in schedules),
         ]
+    )
+
+
+def _data(config: TrainConfig, documents: DocumentDataset) -> str:
+    longer = f"{documents.num_long:,} longer than {config.max_seq_len}"
+    if config.objective != Objective.SFT:
+        return f"{documents.num_documents:,} documents, {documents.num_tokens:,} tokens; {longer} come in pieces"
+    return (
+        f"{len(documents):,} examples, {documents.num_tokens:,} tokens; {longer} were cut, {documents.num_dropped:,} "
+        f"dropped as nothing of their response was left"
     )
 
 

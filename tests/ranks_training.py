@@ -16,7 +16,7 @@ from composer.utils import dist
 
 from composer_packing import GreedyBestFitSequencePacker
 from composer_packing.batch import IGNORE_INDEX
-from composer_packing.composer_model import PackedMaskedLM
+from composer_packing.composer_model import PackedLanguageModel
 from composer_packing.config import TrainLoaderConfig
 from composer_packing.dataspec import eval_batches, packed_dataspec, train_batches
 from composer_packing.keyed_masking import KeyedMasking
@@ -56,7 +56,7 @@ def packer_of(share: list[Document], row_len: int) -> GreedyBestFitSequencePacke
     )
 
 
-def padded(model: PackedMaskedLM, everything: list[Document]) -> tuple[dict[str, torch.Tensor], float]:
+def padded(model: PackedLanguageModel, everything: list[Document]) -> tuple[dict[str, torch.Tensor], float]:
     """Gradients and loss of all documents as one padded batch."""
     masked = masked_documents(list(packer_of(everything, 2000)))
     shape = len(masked), LONGEST
@@ -79,7 +79,9 @@ class Gradients(Callback):
         self.of = {name: p.grad.clone() for name, p in state.model.named_parameters() if p.grad is not None}
 
 
-def step(model: PackedMaskedLM, share: list[Document], row_len: int, on_tokens: bool) -> tuple[dict[str, Any], float]:
+def step(
+    model: PackedLanguageModel, share: list[Document], row_len: int, on_tokens: bool
+) -> tuple[dict[str, Any], float]:
     """Gradients and loss of one packed step."""
     model = copy.deepcopy(model)
     batches = Lockstep(packer_of(share, row_len), prefetch=1)
@@ -140,7 +142,7 @@ def clock() -> dict[str, Any]:
     )
     batches = train_batches(documents_of(150), config, VOCAB_SIZE)
     fed = Fed()
-    trainer = trainer_of(config, batches, PackedMaskedLM(config.model), callbacks=[fed])
+    trainer = trainer_of(config, batches, PackedLanguageModel(config.model), callbacks=[fed])
     trainer.fit()
     batches.close()
     trainer.engine.close()
@@ -161,7 +163,7 @@ def main(arguments: list[str]) -> int:
     dist.initialize_dist("cpu")
     rank, world_size = dist.get_global_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model = PackedMaskedLM(config_of().model)
+    model = PackedLanguageModel(config_of().model)
     for parameter in model.parameters():  # norms and biases away from their start, or they would test nothing
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() < 2), std=0.2)
 

@@ -39,7 +39,7 @@ def test_docstrings_of_modules_classes_and_functions_are_found_and_nothing_else(
             pass
         '''
     )
-    assert list(docstrings(source)) == ["Module.", "Class.", "Method,\ncleaned."]
+    assert [text for text, _ in docstrings(source)] == ["Module.", "Class.", "Method,\ncleaned."]
 
 
 @pytest.mark.parametrize("source", ["def f(:", "\0", "print 'python 2'", '"\\d invalid escape"'])
@@ -90,7 +90,7 @@ def test_a_corpus_holds_every_document_once_with_cls_and_sep(few_files: Any, tmp
     corpus = open_or_build(tmp_path / "cache", VOCAB_SIZE)
     texts = []
     for split in ("train", "val"):
-        tokens, offsets = corpus.split(split)
+        tokens, offsets, _ = corpus.split(split)
         assert tokens.dtype == np.uint16
         for start, end in itertools.pairwise(offsets):
             ids = tokens[start:end].tolist()
@@ -107,7 +107,7 @@ def test_a_corpus_holds_every_document_once_with_cls_and_sep(few_files: Any, tmp
 
 def test_a_document_stays_in_its_split_whatever_else_there_is(few_files: list[Any], tmp_path: Path) -> None:
     def held_out(corpus: Corpus) -> set[str]:
-        tokens, offsets = corpus.split("val")
+        tokens, offsets, _ = corpus.split("val")
         return {corpus.tokenizer.decode(ids.tolist()) for ids in np.split(tokens, offsets[1:-1])}
 
     before = held_out(open_or_build(tmp_path / "cache", VOCAB_SIZE))
@@ -136,7 +136,7 @@ def test_an_interrupted_build_is_never_taken_for_a_finished_one(
         def interrupted(*arguments: Any) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(corpus_module, "_tokenize", interrupted)
+        patch.setattr(corpus_module, "train_tokenizer", interrupted)
         with pytest.raises(KeyboardInterrupt):
             open_or_build(cache, VOCAB_SIZE)
     assert [path for path in cache.iterdir() if path.is_dir()] == []
@@ -194,7 +194,7 @@ def test_the_real_corpus_has_the_same_bytes_in_two_processes_one_of_them_killed_
     assert names == sorted(path.name for path in folders[1].iterdir())
     for name in names:
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
-    tokens, offsets = Corpus(folders[0]).split("train")
+    tokens, offsets, _ = Corpus(folders[0]).split("train")
     assert len(offsets) > 10_000
     assert len(tokens) > 1_000_000
 
@@ -216,4 +216,4 @@ def test_long_documents_come_in_pieces_and_no_token_is_lost(lengths: list[int], 
     assert set(offsets[:-1][np.array(lengths, int) > 0].tolist()) <= starts, "no piece crosses documents"
     assert dataset.num_documents == len(lengths)
     assert dataset.num_tokens == sum(lengths)
-    assert dataset.num_split == sum(length > max_seq_len for length in lengths)
+    assert dataset.num_long == sum(length > max_seq_len for length in lengths)

@@ -13,12 +13,14 @@ PACKAGE = Path(composer_packing.__file__).parent
 
 # Each module may import those above it only.
 ORDER = [
+    "checks",
     "compiling",
     "documents",
     "packing",
     "subset_sum",
     "masking",
     "keyed_masking",
+    "next_tokens",
     "times",
     "policies",
     "schedules",
@@ -30,27 +32,32 @@ ORDER = [
     "sequence_packer",
     "best_fit_packer",
     "subset_sum_packer",
+    "sft",
     "buffered",
     "lockstep",
     "attention",
     "model",
     "config",
+    "config_check",
     "config_times",
     "config_file",
     "data",
     "data.documentation",
-    "data.corpus",
+    "data.sft_examples",
     "data.dataset",
+    "data.corpus",
     "data.sampler",
     "dataspec",
     "callbacks",
     "optim",
     "composer_model",
+    "checkpoints",
     "report",
     "leaving",
 ]
 
 ONLY = {
+    "checks": set(),
     "compiling": {"numba"},
     "documents": {"numpy"},
     "packing": {"numpy"},
@@ -60,6 +67,7 @@ ONLY = {
     "moving": {"numpy"},
     "masking": {"numpy"},
     "keyed_masking": {"numpy"},
+    "next_tokens": {"numpy"},
     "times": set(),
     "schedules": set(),
     "waiting": {"numpy"},
@@ -69,7 +77,7 @@ ONLY = {
 }
 """Modules that may import these packages besides the standard library and this one."""
 
-COMPOSER_GLUE = {"dataspec", "callbacks", "optim", "composer_model"}
+COMPOSER_GLUE = {"dataspec", "callbacks", "checkpoints", "optim", "composer_model"}
 
 
 def name_of(path: Path) -> str:

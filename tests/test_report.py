@@ -28,8 +28,7 @@ def test_the_start_says_what_will_be_trained_for_how_long() -> None:
     assert lines == [
         "device     2 x cpu, fp32, attention: PyTorch SDPA by document (no GPU)",
         f"model      {parameters:,} parameters, ln(vocabulary) = 4.16",
-        f"data       60 documents, {documents.num_tokens:,} tokens; {documents.num_split} longer than 16 "
-        "come in pieces",
+        f"data       60 documents, {documents.num_tokens:,} tokens; {documents.num_long} longer than 16 come in pieces",
         "batch      4 rows of 32 slots = 128 slots",
         f"duration   2,560 tokens = about 20 full batches = {2560 / documents.num_tokens:.2f} epochs",
         "schedule   learning rate up over 100 tokens, down over the last 500 tokens",

@@ -10,6 +10,9 @@ A corpus is a folder that appears whole or not at all::
       val.offsets.npy
       corpus.json           counts, for people
 
+A second folder, `examples-3f9a0c41d2b7`, holds examples for fine-tuning, tokenized by the same tokenizer, with
+`train.loss_mask.npy` and `val.loss_mask.npy`. Texts that one folder holds out are held out by the other.
+
 Its name holds a fingerprint of the contents of the files it was read from and of the settings, so that other
 packages or another vocabulary give another folder, and the same ones give the same bytes.
 """
@@ -19,10 +22,11 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tokenizers
@@ -30,12 +34,17 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast
 
 from composer_packing.config import ConfigError
-from composer_packing.data.documentation import documents, source_files
+from composer_packing.data.dataset import DocumentDataset
+from composer_packing.data.documentation import documents, examples, source_files
+from composer_packing.data.sft_examples import ExampleTokenizer
 from composer_packing.source_batch import token_dtype
 
 log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Special tokens; the place is the id."""
@@ -55,22 +64,35 @@ VAL_PERCENT = 2
 
 @dataclass(frozen=True)
 class Corpus:
-    """A finished corpus folder."""
+    """A finished corpus folder.
+
+    Attributes:
+        folder: where it is.
+        has_examples: it holds examples with a loss mask.
+    """
 
     folder: Path
+    has_examples: bool = False
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """Where the tokenizer is kept."""
+        return self.folder / "tokenizer.json"
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the documents were tokenized with."""
-        return Tokenizer.from_file(str(self.folder / "tokenizer.json"))
+        return Tokenizer.from_file(str(self.tokenizer_file))
 
     @property
     def vocab_size(self) -> int:
         """Ids of the documents lie below it; the tokenizer may have found fewer words than it was allowed."""
         return int(self.tokenizer.get_vocab_size())
 
-    def split(self, name: str) -> tuple[NDArray[np.unsignedinteger[Any]], NDArray[np.int64]]:
-        """Ids of all documents of a split, memory-mapped, and int64 `(documents + 1,)` offsets.
+    def split(self, name: str) -> tuple[NDArray[np.unsignedinteger[Any]], NDArray[np.int64], NDArray[np.uint8] | None]:
+        """Ids of all documents of a split, int64 `(documents + 1,)` offsets, and of examples the loss mask.
+
+        Ids and mask are memory-mapped.
 
         Raises:
             ConfigError: the files are not what was built.
@@ -78,40 +100,62 @@ class Corpus:
         try:
             tokens = np.load(self.folder / f"{name}.tokens.npy", mmap_mode="r")
             offsets = np.load(self.folder / f"{name}.offsets.npy")
+            loss_mask = np.load(self.folder / f"{name}.loss_mask.npy", mmap_mode="r") if self.has_examples else None
             sound = offsets[0] == 0 and offsets[-1] == len(tokens) and (np.diff(offsets) >= 0).all()
+            sound &= loss_mask is None or len(loss_mask) == len(tokens)
         except (OSError, ValueError, EOFError, IndexError) as error:
             raise ConfigError(f"{self.folder}: is damaged ({error}); delete it and it is built again") from error
         if not sound:
-            raise ConfigError(f"{self.folder}: is damaged (offsets and tokens differ); delete it and it is built again")
-        return tokens, offsets
+            raise ConfigError(f"{self.folder}: is damaged (its files differ); delete it and it is built again")
+        return tokens, offsets, loss_mask
+
+    def documents(self, split: str, max_seq_len: int) -> DocumentDataset:
+        """A split as a dataset, no document of it longer than `max_seq_len`; ConfigError as `split` says."""
+        tokens, offsets, loss_mask = self.split(split)
+        return DocumentDataset(tokens, offsets, max_seq_len, loss_mask)
 
 
-def open_or_build(cache_folder: Path, vocab_size: int) -> Corpus:
+def open_or_build(cache_folder: Path, vocab_size: int, has_examples: bool = False) -> Corpus:
     """The corpus in `cache_folder`, built first where it is not there yet.
 
     Runs that ask at the same time wait for the one that builds. A build that was killed leaves a folder
     ending in `.building`, which the next build removes.
 
+    Args:
+        cache_folder: where corpora are kept.
+        vocab_size: size of the tokenizer, at most.
+        has_examples: open the one with examples for fine-tuning.
+
     Raises:
         OSError: the cache folder cannot be made or written.
     """
-    files = source_files()
-    folder = cache_folder / f"docs-{_fingerprint(files, vocab_size)}"
+    named = source_files()
+    fingerprint, files = _fingerprint(named, vocab_size), [path for _, path in named]
+    docs = Corpus(cache_folder / f"docs-{fingerprint}")
+    _build_once(docs.folder, partial(_build_documents, files, vocab_size))
+    if not has_examples:
+        return docs
+    of_examples = Corpus(cache_folder / f"examples-{fingerprint}", has_examples=True)
+    _build_once(of_examples.folder, partial(_build_examples, files, docs.tokenizer_file))
+    return of_examples
+
+
+def _build_once(folder: Path, build: Callable[[Path], None]) -> None:
+    """See to it that a folder is there, filled by one of those that want it."""
     if folder.exists():
-        return Corpus(folder)
-    cache_folder.mkdir(parents=True, exist_ok=True)
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):
         if not folder.exists():
             building = folder.with_suffix(".building")
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir()
             try:
-                _build([path for _, path in files], vocab_size, building)
+                build(building)
             except BaseException:
                 shutil.rmtree(building, ignore_errors=True)
                 raise
             os.rename(building, folder)
-    return Corpus(folder)
 
 
 def _fingerprint(files: Sequence[tuple[str, Path]], vocab_size: int) -> str:
@@ -122,7 +166,7 @@ def _fingerprint(files: Sequence[tuple[str, Path]], vocab_size: int) -> str:
     return fingerprint.hexdigest()[:12]
 
 
-def _build(files: Sequence[Path], vocab_size: int, folder: Path) -> None:
+def _build_documents(files: Sequence[Path], vocab_size: int, folder: Path) -> None:
     texts: dict[str, list[str]] = {split: [] for split in SPLITS}
     for text in documents(tqdm(files, desc="reading documentation", unit="file", mininterval=1.0)):
         texts[_split_of(text)].append(text)
@@ -130,10 +174,50 @@ def _build(files: Sequence[Path], vocab_size: int, folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     counts = {}
     for split in SPLITS:
-        lengths = _tokenize(tokenizer, texts[split], folder / f"{split}.tokens.npy", split)
-        np.save(folder / f"{split}.offsets.npy", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
-        counts[split] = {"documents": len(lengths), "tokens": sum(lengths)}
-    (folder / "corpus.json").write_text(json.dumps(counts | {"vocab_size": tokenizer.get_vocab_size()}, indent=2))
+        ids = [
+            np.array(encoding.ids, token_dtype(tokenizer.get_vocab_size()))
+            for some in _chunks(texts[split], f"tokenizing {split}")
+            for encoding in tokenizer.encode_batch_fast(some)
+        ]
+        counts[split] = _save(folder, split, ids)
+    _describe(folder, counts | {"vocab_size": tokenizer.get_vocab_size()})
+
+
+def _build_examples(files: Sequence[Path], tokenizer_file: Path, folder: Path) -> None:
+    pairs: dict[str, list[dict[str, str]]] = {split: [] for split in SPLITS}
+    for signature, text in examples(tqdm(files, desc="reading signatures", unit="file", mininterval=1.0)):
+        pairs[_split_of(text)].append({"prompt": f"{signature}\n", "response": text})
+    shutil.copy(tokenizer_file, folder / "tokenizer.json")
+    tokenizer = fast_tokenizer(Tokenizer.from_file(str(tokenizer_file)))
+    tokenize, dtype = ExampleTokenizer(tokenizer), token_dtype(len(tokenizer))
+    counts = {}
+    for split in SPLITS:
+        made = [one for some in _chunks(pairs[split], f"tokenizing {split} examples") for one in tokenize(some)]
+        counts[split] = _save(folder, split, [one["input_ids"].astype(dtype) for one in made])
+        np.save(folder / f"{split}.loss_mask.npy", _joined([one["loss_mask"] for one in made], np.uint8))
+    _describe(folder, counts)
+
+
+def _chunks(items: Sequence[Item], what: str, size: int = 256) -> Iterator[Sequence[Item]]:
+    """As many items as are tokenized at once, with a progress bar."""
+    for at in tqdm(range(0, len(items), size), desc=what, unit="batch", mininterval=1.0):
+        yield items[at : at + size]
+
+
+def _save(folder: Path, split: str, ids: Sequence[NDArray[Any]]) -> dict[str, int]:
+    """Write the documents of a split and count them."""
+    offsets = np.concatenate([[0], np.cumsum([len(one) for one in ids])]).astype(np.int64)
+    np.save(folder / f"{split}.tokens.npy", _joined(ids, ids[0].dtype if ids else np.uint16))
+    np.save(folder / f"{split}.offsets.npy", offsets)
+    return {"documents": len(ids), "tokens": int(offsets[-1])}
+
+
+def _joined(arrays: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    return np.concatenate([np.empty(0, dtype), *arrays])
+
+
+def _describe(folder: Path, counts: dict[str, Any]) -> None:
+    (folder / "corpus.json").write_text(json.dumps(counts, indent=2))
     log.info("built the corpus in %s: %s", folder, counts)
 
 
@@ -164,14 +248,7 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def _tokenize(tokenizer: Tokenizer, texts: Sequence[str], path: Path, split: str) -> list[int]:
-    """Write the ids of all texts to `path` and give the length of each in tokens."""
-    dtype = token_dtype(tokenizer.get_vocab_size())
-    ids, lengths = [], []
-    step = 256
-    for at in tqdm(range(0, len(texts), step), desc=f"tokenizing {split}", unit="batch", mininterval=1.0):
-        for encoding in tokenizer.encode_batch_fast(texts[at : at + step]):
-            ids.append(np.array(encoding.ids, dtype))
-            lengths.append(len(encoding.ids))
-    np.save(path, np.concatenate(ids) if ids else np.empty(0, dtype))
-    return lengths
+def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """The tokenizer as transformers knows it, with its special tokens by their names."""
+    names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)

@@ -1,4 +1,4 @@
-"""Documents of a tokenized split as a map-style dataset."""
+"""Documents of a tokenized split as a map-style dataset, and examples of fine-tuning, which have a loss mask."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,45 +11,73 @@ from composer_packing.compiling import compiled
 from composer_packing.source_batch import FlatSourceBatch
 
 Document = dict[str, Any]
-"""`{"input_ids": ids, "document": number}`: ids one-dimensional, and the place in the dataset."""
+"""`{"input_ids": ids, "document": number}`: ids one-dimensional, and the place in the dataset; for examples
+`"loss_mask"` too.
+"""
 
 
 class DocumentDataset(Dataset[Document]):
     """Documents end to end in one array; the long ones in pieces of `max_seq_len`, so that no token is lost.
 
+    Where there is a loss mask they are examples: long ones are cut, as a response means nothing without its prompt, and
+    those of which nothing is left to learn are dropped.
+
     Args:
         tokens: ids of all documents end to end.
         offsets: int64 `(documents + 1,)`, where each document begins.
         max_seq_len: longest piece, in tokens.
+        loss_mask: uint8, one entry for each token, 1 where it is to be learned; None where all are.
 
     Attributes:
         num_documents: whole documents.
-        num_tokens: tokens of all of them.
-        num_split: documents that are longer and come in pieces.
+        num_tokens: tokens of all of them, without what is cut off or dropped.
+        num_long: documents that are longer and come in pieces, or are cut.
+        num_dropped: examples of which nothing is left to learn.
     """
 
-    def __init__(self, tokens: NDArray[np.unsignedinteger[Any]], offsets: NDArray[np.int64], max_seq_len: int) -> None:
+    def __init__(
+        self,
+        tokens: NDArray[np.unsignedinteger[Any]],
+        offsets: NDArray[np.int64],
+        max_seq_len: int,
+        loss_mask: NDArray[np.uint8] | None = None,
+    ) -> None:
         self._tokens = np.asarray(tokens)  # of a memory map too, a plain array
-        pieces = -(-np.diff(offsets) // max_seq_len)
+        self._loss_mask = None if loss_mask is None else np.asarray(loss_mask)
+        lengths = np.diff(offsets)
+        self.num_documents = len(lengths)
+        self.num_long = int((lengths > max_seq_len).sum())
+        self.num_dropped = 0
+        if self._loss_mask is not None:
+            self._starts, self._ends = offsets[:-1], np.minimum(offsets[1:], offsets[:-1] + max_seq_len)
+            learned_before = np.concatenate([[0], np.cumsum(self._loss_mask, dtype=np.int64)])
+            # Nothing comes before a first token, so that none predicts it.
+            kept = learned_before[self._ends] > learned_before[np.minimum(self._starts + 1, self._ends)]
+            self._starts, self._ends = self._starts[kept], self._ends[kept]
+            self.num_dropped = int((~kept).sum())
+            self.num_tokens = int((self._ends - self._starts).sum())
+            return
+        pieces = -(-lengths // max_seq_len)
         first_piece = np.cumsum(pieces) - pieces
         place_in_document = np.arange(pieces.sum()) - np.repeat(first_piece, pieces)
         self._starts = np.repeat(offsets[:-1], pieces) + max_seq_len * place_in_document
         self._ends = np.minimum(self._starts + max_seq_len, np.repeat(offsets[1:], pieces))
-        self.num_documents = len(pieces)
         self.num_tokens = int(offsets[-1])
-        self.num_split = int((pieces > 1).sum())
 
     def __len__(self) -> int:
         return len(self._starts)
 
     def __getitem__(self, index: int) -> Document:
-        return {"input_ids": self._tokens[self._starts[index] : self._ends[index]], "document": index}
+        where = slice(self._starts[index], self._ends[index])
+        document = {"input_ids": self._tokens[where], "document": index}
+        return document if self._loss_mask is None else document | {"loss_mask": self._loss_mask[where]}
 
     def __getitems__(self, indices: Sequence[int]) -> FlatSourceBatch:
         """Several documents at once, as the loader asks for them."""
         numbers = np.fromiter(indices, np.int64, len(indices))
         starts, ends = self._starts[numbers], self._ends[numbers]
-        return FlatSourceBatch(_gathered(self._tokens, starts, ends), ends - starts, numbers)
+        loss_mask = None if self._loss_mask is None else _gathered(self._loss_mask, starts, ends)
+        return FlatSourceBatch(_gathered(self._tokens, starts, ends), ends - starts, numbers, loss_mask)
 
 
 @compiled

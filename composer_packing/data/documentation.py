@@ -1,9 +1,11 @@
 """Real text without a download: the documentation inside the Python packages that are installed anyway.
 
-Every docstring of a module, class or function is a document. Files are parsed, never imported.
+Every docstring of a module, class or function is a document; a function's signature and its docstring are an example
+of a prompt and a response. Files are parsed, never imported.
 """
 
 import ast
+import copy
 import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator
@@ -29,8 +31,27 @@ def source_files() -> list[tuple[str, Path]]:
     )
 
 
-def docstrings(source: str) -> Iterator[str]:
-    """Docstrings of a Python source text, outermost first; none where it does not parse."""
+def documents(files: Iterable[Path]) -> Iterator[str]:
+    """Docstrings of all files in order, each text once; files that are not UTF-8 are passed over."""
+    return (text for text, _ in _documented(files))
+
+
+def examples(files: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """`(signature, docstring)` of the functions whose docstring is one of `documents` and first found there."""
+    for text, node in _documented(files):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield signature(node), text
+
+
+def signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+    """The line that begins a function, without decorators: `def name(arguments) -> type:`."""
+    bare = copy.copy(node)
+    bare.body, bare.decorator_list = [], []
+    return ast.unparse(bare).strip()
+
+
+def docstrings(source: str) -> Iterator[tuple[str, ast.AST]]:
+    """Docstrings of a Python source text and what they document, outermost first; none where it does not parse."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # others' invalid escapes
@@ -41,18 +62,18 @@ def docstrings(source: str) -> Iterator[str]:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             text = ast.get_docstring(node)
             if text:
-                yield text
+                yield text, node
 
 
-def documents(files: Iterable[Path]) -> Iterator[str]:
-    """Docstrings of all files in order, each text once; files that are not UTF-8 are passed over."""
+def _documented(files: Iterable[Path]) -> Iterator[tuple[str, ast.AST]]:
+    """Each docstring of all files the first time it is found, and what it documents."""
     seen = set()
     for path in files:
         try:
             source = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-        for text in docstrings(source):
+        for text, node in docstrings(source):
             if text not in seen:
                 seen.add(text)
-                yield text
+                yield text, node
