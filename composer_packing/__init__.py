@@ -10,7 +10,7 @@ Four padded sequences, and the same documents packed::
 
 `GreedyBestFitSequencePacker` and `SubsetSumSequencePacker` pack and mask, `BufferedIterable` does so on a
 background thread, `Lockstep` on several ranks that end their epochs together; `split_packed_batch` and the counting
-functions tell Composer what a batch holds.
+functions tell Composer what a batch holds. `pack_sequences` packs samples for fine-tuning all at once.
 """
 
 from composer_packing.batch import (
@@ -24,13 +24,14 @@ from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.lockstep import Lockstep
 from composer_packing.masking import mlm_masking
 from composer_packing.packing import find_best_fit
-from composer_packing.policies import OverLong, Tail
+from composer_packing.policies import Objective, OverLong, Tail
 from composer_packing.schedules import (
     BatchSizeWarmupScheduler,
     MaskingRatioCooldownScheduler,
     MaskingSchedule,
 )
 from composer_packing.sequence_packer import SequencePacker
+from composer_packing.sft import PackedBlocks, pack_blocks, pack_sequences
 from composer_packing.source_batch import FlatSourceBatch, flat_source_batch
 from composer_packing.subset_sum_packer import SubsetSumSequencePacker
 from composer_packing.waiting import TokenAccount
@@ -44,7 +45,9 @@ __all__ = [
     "Lockstep",
     "MaskingRatioCooldownScheduler",
     "MaskingSchedule",
+    "Objective",
     "OverLong",
+    "PackedBlocks",
     "SequencePacker",
     "SubsetSumSequencePacker",
     "Tail",
@@ -54,5 +57,7 @@ __all__ = [
     "get_num_samples_in_packed_batch",
     "get_num_tokens_in_packed_batch",
     "mlm_masking",
+    "pack_blocks",
+    "pack_sequences",
     "split_packed_batch",
 ]

@@ -1,4 +1,4 @@
-"""Sample packing for fine-tuning: sequences go in, blocks of a fixed length come out, all of it at once.
+"""Sample packing for fine-tuning: sequences go in, blocks of a fixed length come out, all of them at once.
 
 Sequences are laid end to end in blocks of `max_seq_length` slots, and which tokens are to be learned goes with them:
 all of them, or of each example its responses. There are three placements. Sequences `a`..`f` of 5, 4, 3, 6, 3 and 2

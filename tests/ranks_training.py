@@ -1,9 +1,11 @@
-"""Run by `composer -n N`: packed steps beside one padded batch, and evaluation. Prints a JSON line.
+"""Run by `composer -n N`: packed steps beside unpacked ones, and evaluation. Prints a JSON line.
 
-The padded batch goes through Hugging Face's model, on every rank by itself.
+Masked documents go through Hugging Face's model as one padded batch, examples of fine-tuning through ours one by one;
+on every rank by itself.
 """
 
 import copy
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -80,11 +82,11 @@ class Gradients(Callback):
 
 
 def step(
-    model: PackedLanguageModel, share: list[Document], row_len: int, on_tokens: bool
+    model: PackedLanguageModel, packer: GreedyBestFitSequencePacker, on_tokens: bool = True
 ) -> tuple[dict[str, Any], float]:
     """Gradients and loss of one packed step."""
     model = copy.deepcopy(model)
-    batches = Lockstep(packer_of(share, row_len), prefetch=1)
+    batches = Lockstep(packer, prefetch=1)
     gradients = Gradients()
     trainer = trainer_of(
         config_of(max_duration="1ba"),
@@ -98,6 +100,48 @@ def step(
     loss = trainer.state.total_loss_dict["loss/train/total"]
     trainer.engine.close()
     return {name.removeprefix("module.").removeprefix("model."): of for name, of in gradients.of.items()}, loss
+
+
+def examples() -> list[Document]:
+    """The documents with a loss mask on about a tenth of their tokens, one of them at least."""
+    rng = np.random.default_rng(2)
+    given = [document for document in documents() if len(document["input_ids"]) > 1]
+    for document in given:
+        mask = rng.random(len(document["input_ids"])) < 0.1
+        mask[-1] |= not mask[1:].any()
+        document["loss_mask"] = mask
+    return given
+
+
+def one_by_one(model: PackedLanguageModel, everything: list[Document]) -> tuple[dict[str, torch.Tensor], float]:
+    """Gradients and loss of all examples, each in a row of its own."""
+    model = copy.deepcopy(model)
+    targets, total = sum(document["loss_mask"][1:].sum() for document in everything), torch.tensor(0.0)
+    for document in everything:
+        ids, mask = torch.from_numpy(document["input_ids"]), torch.from_numpy(document["loss_mask"])
+        logits = model.model(ids, torch.tensor([0, len(ids)], dtype=torch.int32), len(ids)).logits
+        total = total + torch.nn.functional.cross_entropy(logits[:-1][mask[1:]], ids[1:][mask[1:]], reduction="sum")
+    (total / targets).backward()
+    return {name: p.grad for name, p in model.model.named_parameters() if p.grad is not None}, total.item() / targets
+
+
+def fine_tuning(rank: int, world_size: int) -> dict[str, Any]:
+    """Packed steps of fine-tuning beside the examples on their own, and what Composer's clock says then."""
+    torch.manual_seed(0)
+    model = PackedLanguageModel(dataclasses.replace(config_of().model, causal=True))
+    found = {}
+    everything = examples()
+    gradient, loss = one_by_one(model, everything)
+    for share in (evenly, one_and_the_rest):
+        for row_len in (LONGEST, 97, 2000):
+            mine = share(everything, rank, world_size)
+            packer = GreedyBestFitSequencePacker(
+                *([mine], COUNT, LONGEST, COUNT, row_len, 2 * COUNT, 0), objective="sft", tail=Tail.EMIT
+            )
+            packed, packed_loss = step(model, packer)
+            case = f"{share.__name__}, rows of {row_len}"
+            found[case] = [distance(packed, gradient), abs(packed_loss - loss) / loss]
+    return found
 
 
 def distance(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
@@ -173,15 +217,17 @@ def main(arguments: list[str]) -> int:
         gradient, loss = padded(model, everything)
         for share in (evenly, one_and_the_rest):
             for row_len in (LONGEST, 97, 2000):
-                packed, packed_loss = step(model, share(everything, rank, world_size), row_len, on_tokens=True)
+                packed, packed_loss = step(model, packer_of(share(everything, rank, world_size), row_len))
                 case = f"{without_targets} without targets, {share.__name__}, rows of {row_len}"
                 found["gradient"][case] = distance(packed, gradient)
                 found["loss"][case] = abs(packed_loss - loss) / loss
-    unweighted, _ = step(model, evenly(documents(), rank, world_size), LONGEST, on_tokens=False)
+    unweighted, _ = step(model, packer_of(evenly(documents(), rank, world_size), LONGEST), on_tokens=False)
     found["weighted by documents"] = distance(unweighted, padded(model, documents())[0])
 
-    nothing, loss = step(model, evenly(documents(COUNT), rank, world_size), LONGEST, on_tokens=True)
+    nothing, loss = step(model, packer_of(evenly(documents(COUNT), rank, world_size), LONGEST))
     found["without any target"] = [loss, max(float(gradient.abs().max()) for gradient in nothing.values())]
+
+    found["fine-tuning"] = fine_tuning(rank, world_size)
 
     found["evaluation"] = {}
     for micro in (1, 2, 4):

@@ -47,6 +47,11 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("override", "words"),
     [
+        ("objective=clm", "objective=clm: must be mlm, causal or sft"),
+        ("objective=causal", "model.causal=False: with objective=causal each token would see the one it is to predict"),
+        ("objective=sft", "model.causal=False: with objective=sft each token would see the one it is to predict"),
+        ("load_path=a.pt", "load_path=a.pt: a run cannot be resumed yet; set load_weights_only=true"),
+        ("load_weights_only=true", "load_weights_only=true: needs load_path"),
         ("sequnce_packing=true", "there is no key sequnce_packing"),
         ("max_seq_length=8", "max_seq_length; did you mean max_seq_len?"),
         ("train_loader.packing_bufer_size=3", "did you mean train_loader.packing_buffer_size?"),
@@ -170,6 +175,13 @@ def test_a_share_of_the_training_comes_out_in_the_unit_of_its_length_and_other_u
         loader = config.train_loader
         shares = (config.scheduler.t_decay, config.eval_interval, loader.batch_size_warmup_tokens)
         assert {*shares, loader.masking_ratio_cooldown_start_tokens, loader.masking_ratio_cooldown_tokens} == {tenth}
+
+
+@pytest.mark.parametrize("objective", ["causal", "sft"])
+def test_a_mask_ratio_that_changes_goes_with_masked_tokens_only(empty: str, objective: str) -> None:
+    cooldown = ("train_loader.final_masking_ratio=0.1", "train_loader.masking_ratio_cooldown_tokens=100tok")
+    text = message(empty, *SMALLEST, f"objective={objective}", "model.causal=true", *cooldown)
+    assert f"masking_ratio_cooldown_tokens=100tok: with objective={objective} nothing is masked; leave it out" in text
 
 
 def test_a_cooldown_and_its_start_are_counted_in_the_same_unit(empty: str) -> None:

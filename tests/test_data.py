@@ -105,6 +105,49 @@ def test_a_corpus_holds_every_document_once_with_cls_and_sep(few_files: Any, tmp
     assert corpus.tokenizer.id_to_token(MASK_TOKEN_ID) == "[MASK]"
 
 
+@pytest.fixture
+def few_functions(few_files: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
+    """The files with a documented function each, and a method without documentation."""
+    for number, (_, path) in enumerate(few_files):
+        with path.open("a") as file:
+            file.write(
+                f"\n\n@property\ndef given_{number}(one: int, *others) -> str:\n    'Gives {number} to others.'\n"
+            )
+            file.write("\n\nclass Bare:\n    def given(self): pass\n")
+    return few_files
+
+
+def test_examples_are_signatures_with_their_documentation_and_only_that_is_learned(
+    few_functions: Any, tmp_path: Path
+) -> None:
+    corpus = open_or_build(tmp_path / "cache", VOCAB_SIZE, has_examples=True)
+    docs = open_or_build(tmp_path / "cache", VOCAB_SIZE)
+    assert corpus.tokenizer_file.read_bytes() == docs.tokenizer_file.read_bytes()
+    read, decode = set(), corpus.tokenizer.decode
+    for split in ("train", "val"):
+        tokens, offsets, loss_mask = corpus.split(split)
+        assert loss_mask is not None
+        held_in_docs = {decode(ids.tolist()) for ids in np.split(docs.split(split)[0], docs.split(split)[1][1:-1])}
+        for start, end in itertools.pairwise(offsets):
+            ids, learned = tokens[start:end], loss_mask[start:end] == 1
+            assert corpus.tokenizer.id_to_token(ids[-1]) == "[SEP]"
+            assert learned[-1], "or it would not learn to stop"
+            response = decode(ids[learned].tolist())
+            assert response in held_in_docs, "what one corpus holds out is held out by the other"
+            read.add((decode(ids[~learned].tolist()), response))
+    numbers = range(len(few_functions))
+    assert read == {(f"def given_{n}(one: int, *others) -> str:\n", f"Gives {n} to others.") for n in numbers}
+
+
+def test_examples_that_leave_nothing_to_learn_are_an_error_that_names_the_length(
+    few_functions: Any, tmp_path: Path
+) -> None:
+    corpus = open_or_build(tmp_path / "cache", VOCAB_SIZE, has_examples=True)
+    assert len(corpus.documents("train", 64)) > 0
+    with pytest.raises(ConfigError, match=r"max_seq_len=8: none of \d+ documents of train is left; .* of \d+ hold"):
+        corpus.documents("train", 8)
+
+
 def test_a_document_stays_in_its_split_whatever_else_there_is(few_files: list[Any], tmp_path: Path) -> None:
     def held_out(corpus: Corpus) -> set[str]:
         tokens, offsets, _ = corpus.split("val")
@@ -145,10 +188,10 @@ def test_an_interrupted_build_is_never_taken_for_a_finished_one(
     assert [path for path in cache.iterdir() if path.is_dir()] == [corpus.folder]
 
 
-@pytest.mark.parametrize("name", ["train.tokens.npy", "train.offsets.npy"])
+@pytest.mark.parametrize("name", ["train.tokens.npy", "train.offsets.npy", "train.loss_mask.npy"])
 @pytest.mark.parametrize("damage", ["cut", "emptied", "removed", "exchanged"])
-def test_a_damaged_corpus_is_named_with_the_way_out(few_files: Any, tmp_path: Path, name: str, damage: str) -> None:
-    corpus = open_or_build(tmp_path / "cache", VOCAB_SIZE)
+def test_a_damaged_corpus_is_named_with_the_way_out(few_functions: Any, tmp_path: Path, name: str, damage: str) -> None:
+    corpus = open_or_build(tmp_path / "cache", VOCAB_SIZE, has_examples="loss_mask" in name)
     path = corpus.folder / name
     if damage == "removed":
         path.unlink()
@@ -156,7 +199,7 @@ def test_a_damaged_corpus_is_named_with_the_way_out(few_files: Any, tmp_path: Pa
         path.write_bytes((corpus.folder / name.replace("train", "val")).read_bytes())
     else:
         path.write_bytes(path.read_bytes()[: 0 if damage == "emptied" else -10])
-    with pytest.raises(ConfigError, match=r"docs-\w+: is damaged \(.*\); delete it and it is built again"):
+    with pytest.raises(ConfigError, match=r"(docs|examples)-\w+: is damaged \(.*\); delete it and it is built again"):
         corpus.split("train")
 
 
@@ -217,3 +260,25 @@ def test_long_documents_come_in_pieces_and_no_token_is_lost(lengths: list[int], 
     assert dataset.num_documents == len(lengths)
     assert dataset.num_tokens == sum(lengths)
     assert dataset.num_long == sum(length > max_seq_len for length in lengths)
+
+
+@given(st.lists(st.lists(st.integers(0, 1), max_size=30), max_size=12), st.integers(1, 12))
+def test_long_examples_are_cut_and_those_without_a_response_dropped(masks: list[list[int]], max_seq_len: int) -> None:
+    offsets = np.cumsum([0, *map(len, masks)], dtype=np.int64)
+    tokens = np.arange(offsets[-1], dtype=np.uint16)
+    dataset = DocumentDataset(tokens, offsets, max_seq_len, np.array(list(itertools.chain(*masks)), np.uint8))
+    cut = [(start, mask[:max_seq_len]) for start, mask in zip(offsets.tolist(), masks, strict=False)]
+    left = [(list(range(start, start + len(mask))), mask) for start, mask in cut if any(mask[1:])]
+    assert len(dataset) == len(left)
+    flat = dataset.__getitems__(list(range(len(dataset))))
+    assert flat.tokens.tolist() == [token for ids, _ in left for token in ids]
+    assert flat.lengths.tolist() == [len(ids) for ids, _ in left]
+    assert flat.loss_mask is not None
+    assert flat.loss_mask.tolist() == [value for _, mask in left for value in mask]
+    for index, (ids, mask) in enumerate(left):
+        assert dataset[index]["input_ids"].tolist() == ids
+        assert dataset[index]["loss_mask"].tolist() == mask
+    assert dataset.num_documents == len(masks)
+    assert dataset.num_dropped == len(masks) - len(left)
+    assert dataset.num_long == sum(len(mask) > max_seq_len for mask in masks)
+    assert dataset.num_tokens == len(flat.tokens)

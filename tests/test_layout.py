@@ -71,6 +71,8 @@ ONLY = {
     "times": set(),
     "schedules": set(),
     "waiting": {"numpy"},
+    "sft": {"numpy"},
+    "data.sft_examples": {"jinja2", "numpy"},
     "buffered": set(),
     "leaving": set(),
     "data.documentation": set(),

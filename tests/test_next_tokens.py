@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -309,3 +310,16 @@ def test_the_loss_of_packed_rows_is_that_of_the_documents_on_their_own(objective
             together += loss.item()
     assert together == pytest.approx(alone, rel=1e-5)
     assert (gradient() - expected).norm() / expected.norm() < 1e-5
+
+
+def test_a_model_that_shifts_by_itself_is_given_the_labels_as_already_shifted() -> None:
+    """Hugging Face's causal models would predict the token after next otherwise."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, **sizes))
+    ids = list(range(11, 19))
+    (batch,) = packed([(ids, [])], "causal")
+    labels = batch["labels"]
+    ours = theirs(input_ids=batch["input_ids"], labels=labels, shift_labels=labels).loss
+    usual = theirs(input_ids=torch.tensor([ids]), labels=torch.tensor([ids])).loss
+    torch.testing.assert_close(ours, usual)

@@ -34,6 +34,15 @@ def test_gradient_and_loss_are_those_of_one_padded_batch_however_it_is_split(wor
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_gradient_and_loss_of_fine_tuning_are_those_of_the_examples_on_their_own(world_size: int) -> None:
+    found = told_by(world_size, "ranks_training")["fine-tuning"]
+    assert len(found) == 6, "two ways to share the examples, three lengths of rows"
+    for gradient, loss in found.values():
+        assert gradient < 1e-5
+        assert loss < 1e-5
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_a_step_in_which_no_rank_has_a_target_has_no_loss_and_no_gradient(world_size: int) -> None:
     assert told_by(world_size, "ranks_training")["without any target"] == [0.0, 0.0]
 

@@ -10,7 +10,11 @@ README = (ROOT / "README.md").read_text()
 @pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
 def test_the_code_in_the_readme_runs_as_written(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(code, "README.md", "exec"), {})
-    assert "torch.Size([4, 256])" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    shown = re.findall(r"^ *print\(.*\)  # (.+)$", code, re.MULTILINE)
+    assert shown
+    for text in shown:
+        assert all(part in printed for part in text.split(" and ")), printed
 
 
 def test_every_file_in_the_readmes_tree_is_there_and_every_module_is_in_it() -> None:

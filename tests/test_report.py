@@ -1,10 +1,12 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from composer_packing.callbacks import RunSummary
 from composer_packing.config import SchedulerConfig, TrainLoaderConfig
-from composer_packing.model import ModernBertForMaskedLM
+from composer_packing.data.dataset import DocumentDataset
+from composer_packing.model import ModernBertConfig, ModernBertForMaskedLM
 from composer_packing.report import end_lines, start_lines
 from tests.test_dataspec import config_of, documents_of
 
@@ -28,6 +30,7 @@ def test_the_start_says_what_will_be_trained_for_how_long() -> None:
     assert lines == [
         "device     2 x cpu, fp32, attention: PyTorch SDPA by document (no GPU)",
         f"model      {parameters:,} parameters, ln(vocabulary) = 4.16",
+        "objective  mlm, 30% of the tokens",
         f"data       60 documents, {documents.num_tokens:,} tokens; {documents.num_long} longer than 16 come in pieces",
         "batch      4 rows of 32 slots = 128 slots",
         f"duration   2,560 tokens = about 20 full batches = {2560 / documents.num_tokens:.2f} epochs",
@@ -35,6 +38,25 @@ def test_the_start_says_what_will_be_trained_for_how_long() -> None:
         "schedule   batch size 4 -> 8 sequences to 1,000 tokens",
         "schedule   mask ratio 0.3 -> 0.1 from 2,000 to 3,000 tokens, which is after the end of this run",
     ]
+
+
+def test_the_start_says_what_is_predicted_and_what_became_of_long_examples() -> None:
+    documents = DocumentDataset(
+        np.arange(40, dtype=np.uint16), np.array([0, 20, 39, 40]), 16, (np.arange(40) > 14).astype(np.uint8)
+    )
+    model = ModernBertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, causal=True)
+    config = config_of(objective="sft", model=model, load_path="runs/a.pt", load_weights_only=True)
+    lines = start_lines(config, documents, ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1).splitlines()
+    assert lines[2:5] == [
+        "objective  sft, the next token where it is of a response",
+        "weights    of runs/a.pt",
+        "data       2 examples, 32 tokens; 2 longer than 16 were cut, 1 dropped as nothing of their response was left",
+    ]
+    config = config_of(objective="causal", model=model)
+    lines = start_lines(
+        config, documents_of(60), ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1
+    ).splitlines()
+    assert lines[2] == "objective  causal, the next token of each"
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,40 @@ def test_a_run_does_not_write_over_another_of_the_same_name(two_ranks: Done, cac
 
 
 @pytest.mark.slow
+def test_fine_tuning_starts_from_a_causal_checkpoint_of_ours_on_two_ranks(two_ranks: Done, cache: Path) -> None:
+    assert two_ranks.code == 0
+    folders = (f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}")
+    causal = run(*(COMPOSER, "-n", "2", "train.py", "yamls/causal.yaml", *SHORT, *folders))
+    assert causal.code == 0, causal.err
+    assert "objective  causal, the next token of each" in causal.out
+    before, after = figure(r"evaluation loss +([\d.]+) -> ([\d.]+)", causal.out)
+    assert before == pytest.approx(math.log(4096), abs=0.1)
+    assert after < before - 0.5
+
+    load = f"load_path={cache}/causal/latest-rank0.pt"
+    sft = run(*(COMPOSER, "-n", "2", "train.py", "yamls/sft.yaml", *SHORT, *folders, load))
+    assert sft.code == 0, sft.err
+    assert f"weights    of {cache}/causal/latest-rank0.pt" in sft.out
+    examples, cut, dropped = figure(
+        r"data +([\d,]+) examples, .*; ([\d,]+) longer than 256 were cut, (\d+) dr", sft.out
+    )
+    assert examples > 10_000 > cut > dropped
+    start, end = figure(r"evaluation loss +([\d.]+) -> ([\d.]+)", sft.out)
+    assert start < before - 0.5, "it begins where the causal run has come to"
+    assert end < start
+
+    for override, words in (
+        ("load_path=nowhere.pt", "load_path=nowhere.pt: there is no such file"),
+        ("model.hidden_size=64", "has shape (4096, 128) there and (4096, 64) here; give the model keys"),
+        ("max_seq_len=8", "none of "),
+    ):
+        done = run(*(sys.executable, "train.py", "yamls/sft.yaml", *folders, load, override, "progress_bar=false"))
+        assert done.code == 2
+        assert words in done.err.strip().splitlines()[-1]
+        assert "Traceback" not in done.err
+
+
+@pytest.mark.slow
 def test_one_rank_is_enough(two_ranks: Done, cache: Path) -> None:
     assert two_ranks.code == 0
     done = run(

@@ -110,9 +110,19 @@ class Corpus:
         return tokens, offsets, loss_mask
 
     def documents(self, split: str, max_seq_len: int) -> DocumentDataset:
-        """A split as a dataset, no document of it longer than `max_seq_len`; ConfigError as `split` says."""
+        """A split as a dataset, no document of it longer than `max_seq_len`.
+
+        Raises:
+            ConfigError: as `split` says, or nothing is left.
+        """
         tokens, offsets, loss_mask = self.split(split)
-        return DocumentDataset(tokens, offsets, max_seq_len, loss_mask)
+        dataset = DocumentDataset(tokens, offsets, max_seq_len, loss_mask)
+        if not len(dataset):
+            raise ConfigError(
+                f"max_seq_len={max_seq_len}: none of {dataset.num_documents} documents of {split} is left; the first "
+                f"so many tokens of {dataset.num_dropped} hold nothing of a response; raise it"
+            )
+        return dataset
 
 
 def open_or_build(cache_folder: Path, vocab_size: int, has_examples: bool = False) -> Corpus:
