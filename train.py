@@ -12,7 +12,7 @@ from composer.optim import DecoupledAdamW
 from composer.utils import dist, get_device, reproducibility
 
 from composer_packing.callbacks import IntervalConsoleLogger, PackingMonitor
-from composer_packing.checkpoints import TokenizerSaver, check_checkpoint
+from composer_packing.checkpoints import RunIdentity, check_checkpoint
 from composer_packing.composer_model import PackedLanguageModel
 from composer_packing.config import ConfigError, TrainConfig
 from composer_packing.config_file import load
@@ -50,11 +50,11 @@ def train(config: TrainConfig) -> None:
     corpus = open_corpus(config)
     train_documents = corpus.documents("train", config.max_seq_len)
     eval_documents = corpus.documents("val", config.max_seq_len)
+    model, identity = PackedLanguageModel(config.model), RunIdentity(corpus.tokenizer_file, config.model)
+    if config.load_path is not None:
+        check_checkpoint(config.load_path, identity, model)
     batches = train_batches(train_documents, config, corpus.vocab_size, pin_memory=device.name == "gpu")
     held_out = packed_dataspec(eval_batches(eval_documents, config, corpus.vocab_size))
-    model = PackedLanguageModel(config.model)
-    if config.load_path is not None:
-        check_checkpoint(config.load_path, corpus.tokenizer_file, model)
     monitor = PackingMonitor(batches, config.mlm_probability if config.objective == Objective.MLM else None)
     trainer = Trainer(
         model=model,
@@ -70,7 +70,7 @@ def train(config: TrainConfig) -> None:
         precision=precision,
         seed=config.seed,
         run_name=config.run_name,
-        callbacks=[monitor, TokenizerSaver(corpus.tokenizer_file, config.save_folder)],
+        callbacks=[monitor, identity],
         loggers=[IntervalConsoleLogger(config.console_log_interval)] if config.log_to_console else [],
         progress_bar=config.progress_bar,
         save_folder=config.save_folder,

@@ -1,74 +1,76 @@
-"""What belongs to the checkpoints of a run besides Composer's own files: the tokenizer, and the check before starting
-from one.
+"""What a checkpoint says of the run it is of, and what must agree before another starts from it.
+
+Weights are of no use without the tokenizer they were trained with, and mean something else in a model that has the same
+shapes and another window. Both are kept in the checkpoint itself, so that they cannot be exchanged.
 """
 
-import logging
-import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
-from composer import Callback, Logger, State
+from composer import Callback
 from composer.models import ComposerModel
-from composer.utils import dist, format_name_with_dist
 
 from composer_packing.config import ConfigError
+from composer_packing.model import ModernBertConfig
 
-log = logging.getLogger(__name__)
-
-TOKENIZER = "tokenizer.json"
-"""Name of the tokenizer's file, in a corpus and beside checkpoints."""
+FREE = ("causal", "attn_out_dropout", "initializer_range")
+"""Keys of a model in which the run that goes on may differ from the one that was."""
 
 
-class TokenizerSaver(Callback):
-    """Copies the tokenizer to where the checkpoints go: without it they are of no use. Local folders only.
+class RunIdentity(Callback):
+    """Puts the tokenizer and the shape of the model into every checkpoint.
+
+    They are at `["state"]["callbacks"]["RunIdentity"]`: `"tokenizer"`, the text of its file, and `"model"`, the keys of
+    `ModernBertConfig`.
 
     Args:
-        tokenizer: file to copy.
-        save_folder: as Composer takes it, with `{run_name}` and the like.
+        tokenizer: its file.
+        model: the shape.
     """
 
-    def __init__(self, tokenizer: Path, save_folder: str) -> None:
-        self._tokenizer = tokenizer
-        self._save_folder = save_folder
+    def __init__(self, tokenizer: Path, model: ModernBertConfig) -> None:
+        self._state = {"tokenizer": tokenizer.read_text(encoding="utf-8"), "model": dict(vars(model))}
 
-    def epoch_start(self, state: State, logger: Logger) -> None:
-        """Copy; not before, as the folder may turn out to be another run's."""
-        if dist.get_global_rank() == 0 and "://" not in self._save_folder:
-            folder = Path(format_name_with_dist(self._save_folder, state.run_name))
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(self._tokenizer, folder / TOKENIZER)
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint gets."""
+        return self._state
 
 
-def check_checkpoint(load_path: str, tokenizer: Path, model: ComposerModel) -> None:
+def check_checkpoint(load_path: str, identity: RunIdentity, model: ComposerModel) -> None:
     """Raise ConfigError where a checkpoint is not there, or comes from another tokenizer or model.
 
     Args:
         load_path: local file; of one in an object store nothing is checked.
-        tokenizer: file of the tokenizer in use.
+        identity: the tokenizer and the model's keys of the run that is to start.
         model: what is to get the weights.
     """
     if "://" in load_path:
         return
-    path = Path(load_path)
+    path, here = Path(load_path.replace("{rank}", "0")), identity.state_dict()
     if not path.is_file():
-        raise ConfigError(f"load_path={load_path}: there is no such file; train it first, or give another checkpoint")
-    beside = path.parent / TOKENIZER
-    if not beside.is_file():
-        log.warning("%s is missing: whether %s was trained with this tokenizer cannot be checked", beside, load_path)
-    elif beside.read_bytes() != tokenizer.read_bytes():
-        raise ConfigError(
-            f"load_path={load_path}: was trained with another tokenizer, {beside}, than {tokenizer}; packages or "
-            f"data.vocab_size differ: train it again, or give another checkpoint"
-        )
+        wrong = "is a folder; give a file in it" if path.is_dir() else "there is no such file; train it first"
+        raise ConfigError(f"load_path={load_path}: {wrong}, or give another checkpoint")
     try:
-        weights = torch.load(path, map_location="cpu", mmap=True, weights_only=False)["state"]["model"]
-        there = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=False)["state"]
+        there, weights = state["callbacks"]["RunIdentity"], state["model"]
+        shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     except Exception as error:  # unpickling raises what it likes
-        raise ConfigError(f"load_path={load_path}: is no checkpoint of a run ({error!r:.200})") from error
-    here = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in sorted(there.keys() | here.keys()):
-        if there.get(name) != here.get(name):
+        raise ConfigError(f"load_path={load_path}: is no checkpoint of a run of ours ({error!r:.200})") from error
+    for key, value in here["model"].items():
+        if key not in FREE and there["model"].get(key) != value:
             raise ConfigError(
-                f"load_path={load_path}: {name} has shape {there.get(name)} there and {here.get(name)} here; "
-                f"give the model keys it was trained with"
+                f"load_path={load_path}: was trained with model.{key}={there['model'].get(key)}, not {value}; "
+                f"give the same"
+            )
+    if there["tokenizer"] != here["tokenizer"]:
+        raise ConfigError(
+            f"load_path={load_path}: was trained with another tokenizer; packages or data.vocab_size differ: train it "
+            f"again, or give another checkpoint"
+        )
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in sorted(shapes.keys() | expected.keys()):
+        if shapes.get(name) != expected.get(name):
+            raise ConfigError(
+                f"load_path={load_path}: {name} has shape {shapes.get(name)} there and {expected.get(name)} here"
             )

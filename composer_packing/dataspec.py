@@ -163,11 +163,10 @@ def eval_batches(documents: DocumentDataset, config: TrainConfig, vocab_size: in
     targets = sum(get_num_targets_in_packed_batch(batch) for batch in batches)
     ranks = dist.all_gather_object((len(batches), targets))
     if not any(targets for _, targets in ranks):
-        of_mlm = f"eval_loader.mlm_probability={config.eval_loader.mlm_probability}: raise it, or "
-        raise ConfigError(
-            f"{of_mlm if config.objective == Objective.MLM else ''}give more documents: no token of {len(documents)} "
-            f"that are held out is a target"
-        )
+        of_mlm = config.objective == Objective.MLM
+        mlm_probability = config.eval_loader.mlm_probability
+        what = f"eval_loader.{mlm_probability=}: raise it, or" if of_mlm else f"objective={config.objective}:"
+        raise ConfigError(f"{what} give more documents: no token of {len(documents)} that are held out is a target")
     most = max(count for count, _ in ranks)
     return batches + [with_counts(_row_of_padding(config.row_len))] * (most - len(batches))
 

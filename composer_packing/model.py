@@ -33,9 +33,9 @@ class ModernBertConfig:
         global_rope_theta: rotary base of the global layers.
         local_rope_theta: rotary base of the windowed layers.
         norm_eps: epsilon of the layer norms.
-        causal: a token sees only itself and what comes before it, in a windowed layer as far as half the window.
         attn_out_dropout: dropout on the attention's output projection, in training.
         initializer_range: standard deviation of the initial weights.
+        causal: a token sees only itself and what comes before it, in a windowed layer as far as half the window.
     """
 
     vocab_size: int = 50368
@@ -45,12 +45,12 @@ class ModernBertConfig:
     num_attention_heads: int = 12
     global_attn_every_n_layers: int = 3
     local_attention: int = 128
-    causal: bool = False
     global_rope_theta: float = 160_000.0
     local_rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     attn_out_dropout: float = 0.1
     initializer_range: float = 0.02
+    causal: bool = False
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -57,6 +57,8 @@ def enter(
 ) -> tuple[Any, ...]:
     """Copy tokens to `to` and enter documents in the table, unless the lengths are wrong.
 
+    Documents of which nothing is to be learned are left out of the table, where there is a loss mask.
+
     Args:
         tokens: of the source batch.
         lengths: int64 `(documents,)`, of its documents.

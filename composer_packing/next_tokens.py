@@ -2,12 +2,11 @@
 
 The label of a token is the token that follows it in its document, so that a model must not shift again. The last
 one of a document has no label, and none comes from another document. Where there is a loss mask, a label is kept if
-the token it names is to be learned. Two documents, `a b c` and an example whose response is `f g`::
+the token it names is to be learned. Documents `a b c` and `d e f g` without one, and with one::
 
-    input_ids   a  b  c  d  e  f  g  .
-    loss mask            0  0  1  1        only where the objective is sft
-    causal      b  c  -  e  f  g  -  -
-    sft                  -  f  g  -  -     (in a row of its own batch)
+    input_ids   a  b  c  d  e  f  g  .        input_ids   a  b  c  d  e  f  g  .
+                                              loss mask   0  1  1  0  0  1  1
+    labels      b  c  -  e  f  g  -  -        labels      b  c  -  -  f  g  -  -
 
 A piece of a longer document predicts with its last token what follows in the next piece.
 """

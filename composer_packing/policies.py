@@ -13,7 +13,7 @@ class Objective(str, enum.Enum):
     CAUSAL = "causal"
     """The label of a token is the one that follows it in its document."""
     SFT = "sft"
-    """The same where the one that follows is of a response, by the source's loss mask."""
+    """The same, if the source's loss mask says that it is to be learned. Documents without any such are dropped."""
 
 
 class PackingStrategy(str, enum.Enum):

@@ -84,8 +84,8 @@ def _data(config: TrainConfig, documents: DocumentDataset) -> str:
     if config.objective != Objective.SFT:
         return f"{documents.num_documents:,} documents, {documents.num_tokens:,} tokens; {longer} come in pieces"
     return (
-        f"{len(documents):,} examples, {documents.num_tokens:,} tokens; {longer} were cut, {documents.num_dropped:,} "
-        f"dropped as nothing of their response was left"
+        f"{len(documents):,} of {documents.num_documents:,} examples, {documents.num_tokens:,} tokens; {longer} cut, "
+        f"{documents.num_dropped:,} dropped as nothing of their response was left"
     )
 
 

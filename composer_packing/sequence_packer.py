@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class SequencePacker(abc.ABC):
-    """Packs documents into rows, masks them, and counts both.
+    """Packs documents into rows, makes their labels, and counts both.
 
     Iterating starts an epoch. There is no `len()`: training length is given in tokens or batches.
 
@@ -59,7 +59,7 @@ class SequencePacker(abc.ABC):
         world_size: ranks that share the global tokens.
         tail: what becomes of the documents that are left at the end of an epoch.
         over_long: what becomes of a document that is longer than a row.
-        objective: what a token's label is; what is said of masks is for `"mlm"`, the others' batches have their counts.
+        objective: what a token's label is; masks are drawn for `"mlm"` only, the others' batches have their counts.
         keyed_masking: draws the masks in the place of numpy, from each document's number; then `seed` has no use,
             and batches have their counts.
         pin_memory: put batches into pinned memory, for a GPU.
@@ -67,7 +67,7 @@ class SequencePacker(abc.ABC):
     Raises:
         ValueError: numbers do not go together; while iterating, a document does not fit a row, an id is out of range,
             many source batches in a row give nothing, or an epoch whose tail is dropped gives no batch.
-        TypeError: an id or size is no int; while iterating, a document is no flat sequence of ids or lacks its number.
+        TypeError: an id or size is no int; while iterating, a document is no sequence of ids, or lacks number or mask.
         RuntimeError: from an iterator that goes on after a newer one was made.
 
     Attributes:
@@ -219,14 +219,14 @@ class SequencePacker(abc.ABC):
         if untrained:
             what = "epoch %d: %d documents (%d tokens) were dropped: nothing that a row holds of them is to be learned"
             log.warning(what, epoch, untrained, account.without_targets)
-        if (over_long or untrained) and waiting.num_added == 0:
+        if (over_long or untrained) and waiting.num_added == 0 and not carries:
             raise ValueError(
                 f"epoch {epoch}: every document was dropped: {over_long} are longer than a row of {self.out_pseq_len} "
-                f"slots, and of {untrained} nothing that a row holds is to be learned; take longer rows or another "
-                f"over_long policy"
+                f"slots, and of {untrained} nothing that a row holds is to be learned; take longer rows, another "
+                f"over_long policy, or other loss masks"
             )
         # A carried epoch may well be empty: there may be fewer documents than ranks.
-        if self.seqs_consumed == 0 and epoch > 0 and (not carries or isinstance(self.src_iterable, Iterator)):
+        if account.read == 0 and epoch > 0 and (not carries or isinstance(self.src_iterable, Iterator)):
             raise ValueError(f"epoch {epoch}: the source gave nothing; it must be readable more than once")
         if carries:
             log.info("epoch %d: %d documents are carried into the next", epoch, len(waiting))

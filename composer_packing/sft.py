@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from composer_packing.checks import check_ints, check_positive
 from composer_packing.compiling import compiled
-from composer_packing.documents import DOCUMENT, Documents
+from composer_packing.documents import DOCUMENT, Documents, LossMask
 from composer_packing.packing import fill_rows, lay_out
-from composer_packing.source_batch import end_to_end
+from composer_packing.source_batch import end_to_end, loss_masks_end_to_end
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,8 @@ class PackedBlocks(NamedTuple):
     Attributes:
         blocks: int64 `(blocks, max_seq_length)`, the token ids.
         loss_masks: int64 `(blocks, max_seq_length)`: 1 for a token to learn, 0 for one that is no response and for
-            padding.
+            padding. They are of the tokens themselves: who shifts them to make next-token labels must leave out the
+            first token of each segment of `cu_seqlens`, or a document is predicted from the one before it.
         cu_seqlens: int32 `(segments + 1,)` for each block: 0, the end of each sequence or piece of one, and
             `max_seq_length` where padding follows. Attention that knows them stays inside sequences.
         num_truncated: sequences that were cut to `max_seq_length` tokens, those dropped afterwards among them.
@@ -97,12 +98,12 @@ def pack_blocks(
     kept = np.minimum(lengths, max_seq_length)
     to_learn = None
     if loss_masks is not None:
-        to_learn = _read_masks(_one_each("loss_masks", loss_masks, lengths), lengths)
+        to_learn = loss_masks_end_to_end(_one_each("loss_masks", loss_masks, lengths), lengths)
     elif response_spans is not None:
         to_learn = _read_spans(_one_each("response_spans", response_spans, lengths), lengths, starts)
     is_taken = kept > 0
     if to_learn is not None:
-        before = np.concatenate([[0], np.cumsum(to_learn)])
+        before = np.concatenate([[0], np.cumsum(to_learn, dtype=np.int64)])
         is_taken &= before[starts + kept] > before[starts]
     num_truncated = int(np.count_nonzero(lengths > max_seq_length))
     num_dropped = int(np.count_nonzero(lengths) - np.count_nonzero(is_taken))
@@ -246,25 +247,8 @@ def _one_each(name: str, values: Iterable[Any], lengths: NDArray[np.int64]) -> l
     return each
 
 
-def _read_masks(masks: list[Any], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each token of all sequences 1 if it is to be learned."""
-    try:
-        to_learn, mask_lengths = end_to_end("each loss mask", masks)
-        is_right = np.array_equal(mask_lengths, lengths) and to_learn.max(initial=0) <= 1
-    except ValueError:  # a value is below 0 or above int64
-        is_right = False
-    if not is_right:
-        for number, (mask, length) in enumerate(zip(masks, lengths.tolist(), strict=True)):
-            if len(mask) != length or not {int(value) for value in mask} <= {0, 1}:
-                raise ValueError(
-                    f"loss_masks[{number}] must hold 0 or 1 for each of the sequence's {length} tokens; got "
-                    f"{len(mask)} values, {_shown(mask)}"
-                )
-    return to_learn.astype(np.int64, copy=False)
-
-
-def _read_spans(all_spans: list[Any], lengths: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each token of all sequences 1 if it is to be learned."""
+def _read_spans(all_spans: list[Any], lengths: NDArray[np.int64], starts: NDArray[np.int64]) -> LossMask:
+    """1 for each token that lies in a span of its sequence."""
     pairs, counts = array.array("q"), array.array("q")
     for number, spans in enumerate(all_spans):
         try:
@@ -287,5 +271,5 @@ def _read_spans(all_spans: list[Any], lengths: NDArray[np.int64], starts: NDArra
             f"start={firsts[at]}, end={ends[at]}"
         )
     begun, ended = (np.bincount(starts[of] + at, minlength=lengths.sum() + 1) for at in (firsts, ends))
-    to_learn: NDArray[np.int64] = np.minimum(np.cumsum(begun - ended)[:-1], 1)
+    to_learn: LossMask = (np.cumsum(begun - ended)[:-1] > 0).astype(np.uint8)
     return to_learn

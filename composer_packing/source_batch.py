@@ -84,7 +84,7 @@ def flat_source_batch(
             f"got {type(documents).__name__}: {str(documents)[:80]}"
         ) from error
     tokens, lengths = end_to_end("input_ids", ids, vocab_size)
-    if not loss_masked and documents and "loss_mask" in documents[0]:
+    if not loss_masked and any("loss_mask" in document for document in documents):
         raise TypeError(
             "documents have a loss_mask, which is not kept here: it takes loss_masked=True, or objective='sft'"
         )
@@ -97,7 +97,7 @@ def flat_source_batch(
 
 
 def end_to_end(
-    name: str, sequences: Sequence[Any], vocab_size: int | None = None
+    name: str, sequences: Sequence[Any], vocab_size: int | None = None, values: str = "token ids"
 ) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
     """Ids of all sequences in one array, in the type `token_dtype` says, and how many each has.
 
@@ -105,6 +105,7 @@ def end_to_end(
         name: what errors call a sequence.
         sequences: a list, numpy array or CPU tensor of integers each, one-dimensional.
         vocab_size: ids lie below it; None for any id.
+        values: what errors call the ids.
 
     Raises:
         TypeError: a sequence is something else.
@@ -114,9 +115,9 @@ def end_to_end(
         lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
     except TypeError as error:
         raise TypeError(_which_is_wrong(name, sequences)) from error
-    tokens, dtype = _joined(name, sequences, vocab_size), token_dtype(vocab_size)
+    tokens, dtype = _joined(name, sequences, vocab_size, values), token_dtype(vocab_size)
     if len(tokens):
-        check_ids(int(tokens.min()), int(tokens.max()), vocab_size)
+        check_ids(int(tokens.min()), int(tokens.max()), vocab_size, values)
     return tokens.view(np.int64) if dtype is np.int64 else tokens.astype(dtype), lengths
 
 
@@ -134,55 +135,57 @@ def checked(
         TypeError: a part is not made of one-dimensional integers, or is missing, or there is a mask that is not heeded.
         ValueError: parts are not equally long where they should be, or a mask holds something else than 0 and 1.
     """
-    tokens, lengths, numbers, loss_mask = source_batch
-    if not numbered:
-        numbers = np.zeros(np.size(lengths), np.int64)
-    elif numbers is None:
+    if numbered and source_batch.numbers is None:
         raise TypeError(
             "keyed masks need the number of each document, and this FlatSourceBatch has no numbers; "
             "flat_source_batch(..., numbered=True) keeps them"
         )
-    if loss_masked != (loss_mask is not None):
+    if loss_masked != (source_batch.loss_mask is not None):
         raise TypeError(
             "objective='sft' needs a loss mask, and this FlatSourceBatch has none; "
             "flat_source_batch(..., loss_masked=True) keeps it"
             if loss_masked
             else "this FlatSourceBatch has a loss mask, which no objective but 'sft' heeds"
         )
-    if loss_mask is None:
-        loss_mask = np.empty(0, np.uint8)
     # A DataLoader that does not batch makes tensors of them.
-    parts = [np.asarray(part) for part in (tokens, lengths, numbers, loss_mask)]
-    for name, part in zip(FlatSourceBatch._fields, parts, strict=True):
+    wanted = ("tokens", "lengths", *["numbers"] * numbered, *["loss_mask"] * loss_masked)
+    parts = {name: np.asarray(getattr(source_batch, name)) for name in wanted}
+    for name, part in parts.items():
         kinds = "iub" if name == "loss_mask" else "iu"
         if part.ndim != 1 or part.dtype.kind not in kinds or not part.dtype.isnative:
             what = f"{part.dtype} {part.shape}: {str(part)[:80]}"
             raise TypeError(f"FlatSourceBatch.{name} must be a one-dimensional array of integers; got {what}")
-    tokens, lengths, numbers, loss_mask = parts
+    tokens, lengths = parts["tokens"], parts["lengths"]
+    numbers = parts["numbers"] if numbered else np.zeros(len(lengths), np.int64)
+    loss_mask = parts.get("loss_mask", np.empty(0, np.uint8))
     if len(numbers) != len(lengths):
         raise ValueError(f"a FlatSourceBatch has {len(numbers)} numbers for {len(lengths)} documents")
     if loss_masked and len(loss_mask) != len(tokens):
         raise ValueError(f"a FlatSourceBatch has a loss mask of {len(loss_mask)} for {len(tokens)} tokens")
+    if len(loss_mask):
+        check_ids(int(loss_mask.min()), int(loss_mask.max()), 2, "values of a loss mask")
     return (
         tokens,
         np.ascontiguousarray(lengths, np.int64),
         np.ascontiguousarray(numbers, np.int64),
-        _checked_loss_mask(loss_mask),
+        np.ascontiguousarray(loss_mask, np.uint8),
     )
 
 
-def check_ids(smallest: int, largest: int, vocab_size: int | None) -> None:
+def check_ids(smallest: int, largest: int, vocab_size: int | None, values: str = "token ids") -> None:
     """Raise ValueError unless ids between these two lie below `vocab_size`, or for None below 2**63."""
     bound = 2**63 if vocab_size is None else min(vocab_size, 2**63)
     if smallest < 0 or largest >= bound:
         wrong = smallest if smallest < 0 else largest
-        raise ValueError(f"token ids must lie between 0 and {bound - 1}; got {wrong}")
+        raise ValueError(f"{values} must lie between 0 and {bound - 1}; got {wrong}")
 
 
-def _joined(name: str, sequences: Sequence[Any], vocab_size: int | None) -> NDArray[np.int64] | NDArray[np.uint64]:
+def _joined(
+    name: str, sequences: Sequence[Any], vocab_size: int | None, values: str
+) -> NDArray[np.int64] | NDArray[np.uint64]:
     """Ids of all sequences end to end, int64, or uint64 from lists."""
     if all(type(sequence) is list for sequence in sequences):
-        return _joined_lists(name, sequences, vocab_size)
+        return _joined_lists(name, sequences, vocab_size, values)
     try:
         arrays = [np.asarray(sequence) for sequence in sequences if len(sequence)]
         joined = np.empty(sum(map(len, arrays)), np.int64)
@@ -191,7 +194,7 @@ def _joined(name: str, sequences: Sequence[Any], vocab_size: int | None) -> NDAr
         raise TypeError(_which_is_wrong(name, sequences)) from error
 
 
-def _joined_lists(name: str, sequences: Sequence[list[int]], vocab_size: int | None) -> NDArray[np.uint64]:
+def _joined_lists(name: str, sequences: Sequence[list[int]], vocab_size: int | None, values: str) -> NDArray[np.uint64]:
     """Three times as fast as numpy, which finds out the type of every single item first."""
     ids = array.array("Q")
     try:
@@ -200,7 +203,7 @@ def _joined_lists(name: str, sequences: Sequence[list[int]], vocab_size: int | N
     except TypeError as error:
         raise TypeError(_which_is_wrong(name, sequences)) from error
     except OverflowError:
-        check_ids(min(sequence), max(sequence), vocab_size)
+        check_ids(min(sequence), max(sequence), vocab_size, values)
         raise
     return np.frombuffer(ids, np.uint64)
 
@@ -220,28 +223,29 @@ def _numbers(documents: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
 
 
 def _loss_mask(documents: Sequence[Mapping[str, Any]], lengths: NDArray[np.int64]) -> LossMask:
-    """Masks of all documents end to end."""
     try:
-        masks = [np.asarray(document["loss_mask"]) for document in documents]
+        return loss_masks_end_to_end([document["loss_mask"] for document in documents], lengths)
     except KeyError as error:
         raise TypeError(
             "fine-tuning needs the loss mask of each document, as {'input_ids': ids, 'loss_mask': mask}; one has none"
         ) from error
-    for mask, length in zip(masks, lengths.tolist(), strict=True):
-        if mask.shape != (length,):
-            raise ValueError(f"a loss_mask of shape {mask.shape} is given for a document of {length} tokens")
-        if length and mask.dtype.kind not in "iub":
-            raise TypeError(f"a loss_mask must hold 0 and 1; got {mask.dtype}: {str(mask)[:80]}")
-    return _checked_loss_mask(np.concatenate([mask for mask in masks if len(mask)] or [np.empty(0, np.uint8)]))
 
 
-def _checked_loss_mask(loss_mask: NDArray[np.integer[Any] | np.bool_]) -> LossMask:
-    """The mask as uint8; ValueError where it holds something else than 0 and 1."""
-    if loss_mask.dtype != np.bool_ and len(loss_mask):
-        smallest, largest = int(loss_mask.min()), int(loss_mask.max())
-        if smallest < 0 or largest > 1:
-            raise ValueError(f"loss_mask must hold 0 and 1; got {smallest if smallest < 0 else largest}")
-    return np.ascontiguousarray(loss_mask, np.uint8)
+def loss_masks_end_to_end(masks: Sequence[Any], lengths: NDArray[np.int64]) -> LossMask:
+    """Loss masks of all documents in one array.
+
+    Args:
+        masks: a list, numpy array or CPU tensor of 0 and 1, or bools, each.
+        lengths: int64 `(documents,)`, tokens of each document.
+
+    Raises:
+        TypeError: a mask is something else.
+        ValueError: a mask holds something else than 0 and 1, or is not as long as its document.
+    """
+    joined, mask_lengths = end_to_end("each loss mask", masks, 2, "values of loss masks")
+    for number in np.flatnonzero(mask_lengths != lengths)[:1]:
+        raise ValueError(f"loss mask {number} has {mask_lengths[number]} values for {lengths[number]} tokens")
+    return joined.astype(np.uint8)
 
 
 def _is_number(value: Any) -> bool:

@@ -152,7 +152,10 @@ class WaitingBuffer:
         """
         tokens, lengths, numbers, loss_mask = checked(source_batch, self._numbered, self._loss_masked)
         if len(lengths) > self._src_batch_size:
-            raise ValueError(f"the source gave {len(lengths)} documents at once; src_batch_size={self._src_batch_size}")
+            raise ValueError(
+                f"the source gave {len(lengths)} documents at once, more than src_batch_size={self._src_batch_size} "
+                f"(batch_size of from_composer)"
+            )
         if self._vocab_size is None:
             self._widen(tokens.dtype)
         self._make_room(len(tokens), len(lengths) + len(tokens) // self._row_len)

@@ -1,92 +1,113 @@
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from composer_packing.checkpoints import TokenizerSaver, check_checkpoint
+from composer_packing.checkpoints import FREE, RunIdentity, check_checkpoint
 from composer_packing.composer_model import PackedLanguageModel
 from composer_packing.config import ConfigError
 from composer_packing.dataspec import train_batches
+from composer_packing.model import ModernBertConfig
 from tests.test_dataspec import VOCAB_SIZE, config_of, documents_of, trainer_of
 from tests.test_model import small
 
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
-    path = tmp_path / "corpus" / "tokenizer.json"
-    path.parent.mkdir()
+    path = tmp_path / "tokenizer.json"
     path.write_text("one")
     return path
 
 
-def checkpoint(folder: Path, model: PackedLanguageModel) -> Path:
-    folder.mkdir(exist_ok=True)
-    path = folder / "latest-rank0.pt"
-    torch.save({"state": {"model": model.state_dict()}}, path)
-    return path
+def saved(path: Path, tokenizer: Path, config: ModernBertConfig) -> str:
+    """A checkpoint of a model of this shape."""
+    state = {
+        "model": PackedLanguageModel(config).state_dict(),
+        "callbacks": {"RunIdentity": RunIdentity(tokenizer, config).state_dict()},
+    }
+    torch.save({"state": state}, path)
+    return str(path)
 
 
-def test_a_run_leaves_its_tokenizer_beside_its_checkpoints_and_the_next_starts_from_both(
+def check(load_path: str, tokenizer: Path, config: ModernBertConfig) -> None:
+    check_checkpoint(load_path, RunIdentity(tokenizer, config), PackedLanguageModel(config))
+
+
+def test_a_checkpoint_holds_tokenizer_and_shape_and_another_run_starts_from_its_weights(
     tokenizer: Path, tmp_path: Path
 ) -> None:
     config, folder = config_of(max_duration="1ba"), tmp_path / "runs" / "first"
     model = PackedLanguageModel(config.model)
     batches = train_batches(documents_of(60), config, VOCAB_SIZE)
-    saver = TokenizerSaver(tokenizer, f"{tmp_path}/runs/{{run_name}}")
-    trainer = trainer_of(config, batches, model, callbacks=[saver], save_folder=str(folder), run_name="first")
+    identity = RunIdentity(tokenizer, config.model)
+    trainer = trainer_of(config, batches, model, callbacks=[identity], save_folder=str(folder), run_name="first")
     trainer.fit()
     trainer.close()
     batches.close()
-    assert (folder / "tokenizer.json").read_text() == "one"
-    load_path = folder / "latest-rank0.pt"
-    check_checkpoint(str(load_path), tokenizer, model)
+    for load_path in (folder / "latest-rank0.pt", folder / "latest-rank{rank}.pt"):
+        check(str(load_path), tokenizer, config.model)
+    kept = torch.load(folder / "latest-rank0.pt", weights_only=False)["state"]["callbacks"]["RunIdentity"]
+    assert kept == {"tokenizer": "one", "model": vars(config.model)}
 
     fresh = PackedLanguageModel(config.model)
     again = train_batches(documents_of(60), config, VOCAB_SIZE)
-    trainer = trainer_of(config, again, fresh, load_path=str(load_path), load_weights_only=True)
+    trainer = trainer_of(
+        config,
+        again,
+        fresh,
+        load_path=str(folder / "latest-rank{rank}.pt"),
+        load_weights_only=True,
+        callbacks=[identity],
+    )
     again.close()
     trainer.close()
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), fresh.parameters(), strict=True))
     assert int(trainer.state.timestamp.token) == 0, "the clock starts anew"
 
 
-def test_a_checkpoint_that_is_not_there_is_named(tokenizer: Path) -> None:
-    with pytest.raises(ConfigError, match=r"load_path=nowhere.pt: there is no such file"):
-        check_checkpoint("nowhere.pt", tokenizer, PackedLanguageModel(small()))
+def test_a_checkpoint_that_is_not_there_or_is_a_folder_is_named(tokenizer: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"load_path=nowhere.pt: there is no such file; train it first, or give"):
+        check("nowhere.pt", tokenizer, small())
+    with pytest.raises(ConfigError, match="is a folder; give a file in it, or give another checkpoint"):
+        check(str(tmp_path), tokenizer, small())
 
 
 def test_what_is_no_checkpoint_is_named(tokenizer: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     for content in (b"", b"text", b"\x80\x04K\x01."):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"a.pt: is no checkpoint of a run") as caught:
-            check_checkpoint(str(path), tokenizer, PackedLanguageModel(small()))
+        with pytest.raises(ConfigError, match=r"a.pt: is no checkpoint of a run of ours") as caught:
+            check(str(path), tokenizer, small())
         assert "\n" not in str(caught.value)
 
 
-def test_another_tokenizer_is_an_error_and_a_missing_one_a_warning(
-    tokenizer: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = PackedLanguageModel(small())
-    path = checkpoint(tmp_path / "run", model)
-    check_checkpoint(str(path), tokenizer, model)
-    assert "cannot be checked" in caplog.text
-    (path.parent / "tokenizer.json").write_text("another")
+def test_another_tokenizer_is_an_error(tokenizer: Path, tmp_path: Path) -> None:
+    load_path = saved(tmp_path / "a.pt", tokenizer, small())
+    check(load_path, tokenizer, small())
+    tokenizer.write_text("another")
     with pytest.raises(ConfigError, match="was trained with another tokenizer"):
-        check_checkpoint(str(path), tokenizer, model)
+        check(load_path, tokenizer, small())
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"vocab_size": 51}, r"decoder.bias has shape \(50,\) there and \(51,\) here"),
-        ({"num_hidden_layers": 3}, r"layers.3.attn.Wo.weight has shape \(16, 16\) there and None here"),
-    ],
-)
-def test_weights_that_do_not_fit_are_named(
-    tokenizer: Path, tmp_path: Path, changed: dict[str, Any], words: str
+@pytest.mark.parametrize("key", [field.name for field in dataclasses.fields(ModernBertConfig)])
+def test_every_key_of_the_model_must_agree_that_means_something_to_the_weights(
+    tokenizer: Path, tmp_path: Path, key: str
 ) -> None:
-    path = checkpoint(tmp_path / "run", PackedLanguageModel(small()))
-    with pytest.raises(ConfigError, match=words):
-        check_checkpoint(str(path), tokenizer, PackedLanguageModel(small(**changed)))
+    """Heads, windows and rotary bases leave shapes as they are."""
+    load_path = saved(tmp_path / "a.pt", tokenizer, small())
+    before = getattr(small(), key)
+    config: Any = small(**{key: not before if key == "causal" else before / 2 if before < 1 else 2 * before})
+    if key in FREE:
+        check(load_path, tokenizer, config)
+    else:
+        now = getattr(config, key)
+        with pytest.raises(ConfigError, match=rf"was trained with model.{key}={before}, not {now}; give the same"):
+            check(load_path, tokenizer, config)
+
+
+def test_weights_that_do_not_fit_are_named(tokenizer: Path, tmp_path: Path) -> None:
+    load_path = saved(tmp_path / "a.pt", tokenizer, small())
+    with pytest.raises(ConfigError, match=r"decoder.bias has shape \(50,\) there and \(51,\) here"):
+        check_checkpoint(load_path, RunIdentity(tokenizer, small()), PackedLanguageModel(small(vocab_size=51)))

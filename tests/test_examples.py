@@ -20,7 +20,9 @@ HUGGING_FACES = ("transformers", "accelerate", "tokenizers")
 RUN = """
 import runpy, sys, warnings
 from pathlib import Path
-example, *missing = sys.argv[1:]
+example, *more = sys.argv[1:]
+missing = [one for one in more if not one.endswith(".jsonl")]
+sys.argv[1:] = [one for one in more if one.endswith(".jsonl")]
 sys.modules.update(dict.fromkeys(missing))  # None stands for what cannot be imported
 warnings.filterwarnings("error", module="composer_packing")
 sys.path.insert(0, str(Path(example).parent))
@@ -99,6 +101,23 @@ def test_hugging_faces_trainer_runs_where_composer_is_not_installed() -> None:
     shown, errors = child(RUN, str(EXAMPLES / "hf_trainer.py"), *COMPOSERS)
     check_that_it_learned(shown)
     assert "composer_packing" not in errors
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["made up", "chats and prompts of a file"])
+def test_fine_tuning_learns_what_the_assistant_says(form: str, tmp_path: Path) -> None:
+    chats = tmp_path / "chats.jsonl"
+    with chats.open("w") as file:
+        for number in range(300):
+            asked, told = f"What comes behind {number}?", f"Behind {number} comes {number + 1}."
+            chat = [{"role": "user", "content": asked}, {"role": "assistant", "content": told}]
+            example = {"messages": chat} if number % 2 else {"prompt": f"{asked}\n", "response": told}
+            file.write(json.dumps(example) + "\n")
+    shown, _ = child(RUN, str(EXAMPLES / "fine_tune.py"), *([str(chats)] if form != "made up" else []))
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss (\S+)", shown)]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0] / 2
+    assert "0 examples dropped" in shown
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ ONLY = {
     "schedules": set(),
     "waiting": {"numpy"},
     "sft": {"numpy"},
-    "data.sft_examples": {"jinja2", "numpy"},
+    "data.sft_examples": {"numpy"},
     "buffered": set(),
     "leaving": set(),
     "data.documentation": set(),

@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from composer_packing import GreedyBestFitSequencePacker, SequencePacker, SubsetSumSequencePacker, flat_source_batch
+from composer_packing import (
+    FlatSourceBatch,
+    GreedyBestFitSequencePacker,
+    SequencePacker,
+    SubsetSumSequencePacker,
+    flat_source_batch,
+)
 from composer_packing.batch import COUNTS, IGNORE_INDEX, Batch, check, split_packed_batch, with_counts
 from composer_packing.buffered import BufferedIterable
 from composer_packing.keyed_masking import KeyedMasking
@@ -178,12 +184,22 @@ def test_a_source_that_goes_on_without_anything_to_learn_is_an_error() -> None:
     ("document", "error", "words"),
     [
         ({"input_ids": [5, 6]}, TypeError, "fine-tuning needs the loss mask of each document.*; one has none"),
-        ({"input_ids": [5, 6], "loss_mask": [1]}, ValueError, r"loss_mask of shape \(1,\) .* a document of 2 tokens"),
-        ({"input_ids": [5, 6], "loss_mask": 1}, ValueError, r"loss_mask of shape \(\)"),
-        ({"input_ids": [5, 6], "loss_mask": [0, 2]}, ValueError, "loss_mask must hold 0 and 1; got 2"),
-        ({"input_ids": [5, 6], "loss_mask": [-100, 6]}, ValueError, "loss_mask must hold 0 and 1; got -100"),
-        ({"input_ids": [5, 6], "loss_mask": [0.0, 1.0]}, TypeError, "loss_mask must hold 0 and 1; got float64"),
-        ({"input_ids": [5, 6], "loss_mask": ["a", "b"]}, TypeError, "loss_mask must hold 0 and 1; got <U1"),
+        ({"input_ids": [5, 6], "loss_mask": [1]}, ValueError, "loss mask 0 has 1 values for 2 tokens"),
+        ({"input_ids": [5, 6], "loss_mask": 1}, TypeError, "each loss mask must be a flat sequence .* got int: 1"),
+        ({"input_ids": [5, 6], "loss_mask": None}, TypeError, "each loss mask must be a flat sequence .* got NoneType"),
+        (
+            {"input_ids": [5, 6], "loss_mask": [[0], [1, 0]]},
+            TypeError,
+            r"each loss mask .* got list: \[\[0\], \[1, 0\]\]",
+        ),
+        ({"input_ids": [5, 6], "loss_mask": [0, 2]}, ValueError, "loss masks must lie between 0 and 1; got 2"),
+        ({"input_ids": [5, 6], "loss_mask": [-100, 6]}, ValueError, "loss masks must lie between 0 and 1; got -100"),
+        (
+            {"input_ids": [5, 6], "loss_mask": [0.0, 1.0]},
+            TypeError,
+            "each loss mask must be a flat sequence of integers",
+        ),
+        ({"input_ids": [5, 6], "loss_mask": np.array([0.0, 1.0])}, TypeError, "each loss mask must be a flat sequence"),
     ],
 )
 def test_a_mask_that_cannot_be_is_an_error_that_shows_it(
@@ -202,17 +218,50 @@ def test_a_flat_source_batch_is_checked_likewise() -> None:
     for mask, error, words in (
         (None, TypeError, "objective='sft' needs a loss mask"),
         (np.array([1]), ValueError, "a loss mask of 1 for 2 tokens"),
-        (np.array([0, 7]), ValueError, "loss_mask must hold 0 and 1; got 7"),
+        (np.array([0, 7]), ValueError, "values of a loss mask must lie between 0 and 1; got 7"),
         (np.array([0.0, 1.0]), TypeError, "FlatSourceBatch.loss_mask must be a one-dimensional array of integers"),
     ):
         with pytest.raises(error, match=words):
             next(iter(GreedyBestFitSequencePacker([flat._replace(loss_mask=mask)], 8, 30, 1, 8, 16, objective="sft")))
 
 
+@pytest.mark.parametrize("objective", list(Objective))
+def test_a_source_batch_may_be_made_of_tensors(objective: Objective) -> None:
+    """As a DataLoader that does not batch gives it."""
+    masked = objective is Objective.SFT
+    tensors = FlatSourceBatch(
+        torch.tensor([5, 6, 7], dtype=torch.int32),  # type: ignore[arg-type]
+        torch.tensor([3]),  # type: ignore[arg-type]
+        loss_mask=torch.tensor([False, True, True]) if masked else None,  # type: ignore[arg-type]
+    )
+    (batch,) = SubsetSumSequencePacker([tensors], 8, 30, 1, 8, 16, 0, mask_prob=0.0, objective=objective, tail="emit")
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 0, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("tail", ["emit", "carry"])
+def test_an_epoch_in_which_everything_was_dropped_is_no_empty_source(tail: str) -> None:
+    source = [[{"input_ids": [5, 6], "loss_mask": [0, 1]}]]
+    packer = SubsetSumSequencePacker(source, 8, 30, 1, 8, 16, objective="sft", tail=tail)
+    assert len(list(packer)) == 1
+    source[0][0]["loss_mask"] = [0, 0]
+    assert list(packer) == []
+    assert packer.token_account.without_targets == 2
+
+
+def test_where_the_rest_is_carried_nothing_to_learn_in_a_first_epoch_is_no_error() -> None:
+    """A rank may get none but such examples while others have more."""
+    source = [[{"input_ids": [5, 6], "loss_mask": [0, 0]}]]
+    packer = SubsetSumSequencePacker(source, 8, 30, 1, 8, 16, objective="sft", tail="carry")
+    assert list(packer) == []
+    source[0][0]["loss_mask"] = [0, 1]
+    assert len(list(packer)) == 1
+
+
 @pytest.mark.parametrize("objective", ["mlm", "causal"])
 def test_a_mask_is_never_ignored_in_silence(objective: str) -> None:
-    documents = [{"input_ids": [5, 6], "loss_mask": [0, 1]}]
-    for source_batch in (documents, flat_source_batch(documents, loss_masked=True)):
+    documents: list[dict[str, Any]] = [{"input_ids": [5, 6], "loss_mask": [0, 1]}]
+    mixed = [{"input_ids": [7, 8]}, *documents]
+    for source_batch in (documents, mixed, flat_source_batch(documents, loss_masked=True)):
         with pytest.raises(TypeError, match=r"loss.mask, which"):
             next(iter(GreedyBestFitSequencePacker([source_batch], 8, 30, 1, 8, 16, objective=objective)))
 
@@ -269,13 +318,20 @@ def test_workers_and_the_thread_hand_over_the_same_batches(objective: Objective)
         ahead.close()
         return made
 
-    for one, other in zip(batches(0), batches(2), strict=True):
+    given = batches(0)
+    for one, other in zip(given, batches(2), strict=True):
         assert all(torch.equal(one[key], other[key]) for key in ("input_ids", "labels", "attention_mask"))
+        assert [one[key] for key in COUNTS[:3]] == [other[key] for key in COUNTS[:3]]
+    assert sum(map(pairs_in, given), Counter[tuple[int, int]]()) == pairs_of(some_examples(), objective)
 
 
 @pytest.mark.parametrize("objective", list(Objective)[1:])
-def test_the_loss_of_packed_rows_is_that_of_the_documents_on_their_own(objective: Objective) -> None:
-    """Every target has the same weight, whatever row it lies in and however many its document has."""
+@pytest.mark.parametrize("row_len", [100, 10])
+def test_the_loss_of_packed_rows_is_that_of_the_documents_on_their_own(objective: Objective, row_len: int) -> None:
+    """Every target has the same weight, whatever row it lies in and however many its document has.
+
+    In short rows documents come in pieces, whose last token predicts what follows.
+    """
     torch.manual_seed(0)
     model = ModernBertForMaskedLM(small(causal=True, attn_out_dropout=0.0))
     for parameter in model.parameters():
@@ -290,17 +346,21 @@ def test_the_loss_of_packed_rows_is_that_of_the_documents_on_their_own(objective
 
     alone = 0.0
     for ids, mask in given:
-        row = (torch.tensor(ids), torch.tensor([0, len(ids)]).int(), len(ids))
-        logits = model(*row).logits
-        loss = torch.nn.functional.cross_entropy(
-            logits, torch.tensor(labels_of(ids, mask, objective)), reduction="sum", ignore_index=IGNORE_INDEX
-        )
-        (loss / targets).backward()
-        alone += loss.item() / targets
+        labels = labels_of(ids, mask, objective)
+        for at in range(0, len(ids), row_len):
+            piece = torch.tensor(ids[at : at + row_len])
+            logits = model(piece, torch.tensor([0, len(piece)]).int(), len(piece)).logits
+            loss = torch.nn.functional.cross_entropy(
+                logits, torch.tensor(labels[at : at + row_len]), reduction="sum", ignore_index=IGNORE_INDEX
+            )
+            (loss / targets).backward()
+            alone += loss.item() / targets
     expected = gradient()
 
     source = source_of([given], objective, as_flat=True)
-    packer = SubsetSumSequencePacker(source, 64, 30, 4, 100, 128, 0, objective=objective, tail="emit")
+    packer = SubsetSumSequencePacker(
+        *(source, 64, 30, 4, row_len, 128, 0), objective=objective, over_long="split", tail="emit"
+    )
     together = 0.0
     for batch in packer:
         for micro in split_packed_batch(batch, 1):

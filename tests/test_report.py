@@ -50,7 +50,7 @@ def test_the_start_says_what_is_predicted_and_what_became_of_long_examples() -> 
     assert lines[2:5] == [
         "objective  sft, the next token where it is of a response",
         "weights    of runs/a.pt",
-        "data       2 examples, 32 tokens; 2 longer than 16 were cut, 1 dropped as nothing of their response was left",
+        "data       2 of 3 examples, 32 tokens; 2 longer than 16 cut, 1 dropped as nothing of their response was left",
     ]
     config = config_of(objective="causal", model=model)
     lines = start_lines(

@@ -527,7 +527,7 @@ def test_a_source_batch_larger_than_promised_is_an_error_that_shows_both_sizes(
     strategy: type[SequencePacker],
 ) -> None:
     packer = strategy(wrapped([[[1], [2], [3]]]), 2, 8, 1, 8, 3)
-    with pytest.raises(ValueError, match="3 documents at once; src_batch_size=2"):
+    with pytest.raises(ValueError, match="3 documents at once, more than src_batch_size=2"):
         list(packer)
 
 

@@ -364,12 +364,15 @@ def test_another_number_of_masks_or_spans_than_of_sequences_is_an_error_that_sho
 
 @pytest.mark.parametrize(
     ("mask", "shown"),
-    [([1], r"1 values, list: \[1\]"), ([1, 2], r"2 values, list: \[1, 2\]"), ([-1, 1], r"2 values, list: \[-1, 1\]")],
+    [
+        ([1], "loss mask 1 has 1 values for 2 tokens"),
+        ([1, 2], "values of loss masks must lie between 0 and 1; got 2"),
+        ([-1, 1], "values of loss masks must lie between 0 and 1; got -1"),
+    ],
 )
 @pytest.mark.parametrize("kind", [list, np.array])
 def test_a_mask_of_another_length_or_other_values_is_an_error_that_shows_it(mask: Any, shown: str, kind: Any) -> None:
-    shown = shown if kind is list else shown.split("list")[0]
-    with pytest.raises(ValueError, match=rf"loss_masks\[1\] must hold 0 or 1 for each .* 2 tokens; got {shown}"):
+    with pytest.raises(ValueError, match=shown):
         pack_sequences([[1], [2, 3], [4]], 4, loss_masks=[kind([1]), kind(mask), kind([0])])
 
 

@@ -554,3 +554,31 @@ def test_importing_the_module_imports_neither_transformers_nor_composer() -> Non
         "print({name.split('.')[0] for name in set(sys.modules) - before} & {'transformers', 'tokenizers', 'composer'})"
     )
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "set()"
+
+
+def test_what_a_template_raises_of_its_own_is_named_with_the_example_too() -> None:
+    for template in ("{{ 1 // 0 }}", "{{ 'a'.index('b') }}"):
+        with pytest.raises(ValueError, match="example 0: the chat template fails at"):
+            ExampleTokenizer(BRACKETS, chat_template=template)([{"messages": CHAT}])
+
+
+def test_the_default_template_refuses_contents_that_are_no_text() -> None:
+    chat = [{"role": "user", "content": [{"type": "text", "text": "Two?"}]}, {"role": "assistant", "content": "2"}]
+    with pytest.raises(ValueError, match="the default template takes strings as content"):
+        ExampleTokenizer(BRACKETS)([{"messages": chat}])
+
+
+def test_tools_of_an_example_reach_the_template_and_do_not_train() -> None:
+    template = (
+        "{% if tools %}{{ tools | tojson }};{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    )
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    example = {"messages": CHAT[1:3], "tools": tools}
+    (result,) = ExampleTokenizer(BRACKETS, chat_template=template)([example])
+    assert '"name": "add"' in decoded(BRACKETS, result["input_ids"])
+    assert text_of(BRACKETS, example, chat_template=template) == "Four.;"
+
+
+def test_a_response_that_ends_in_the_eos_gets_no_second_one() -> None:
+    tokenizer = without_post_processor(eos_token="[SEP]")
+    assert trained(tokenizer, {"prompt": "Two?", "response": "2[SEP]"})[-2:] == ["2", "[SEP]"]

@@ -137,7 +137,7 @@ def test_fine_tuning_starts_from_a_causal_checkpoint_of_ours_on_two_ranks(two_ra
     assert sft.code == 0, sft.err
     assert f"weights    of {cache}/causal/latest-rank0.pt" in sft.out
     examples, cut, dropped = figure(
-        r"data +([\d,]+) examples, .*; ([\d,]+) longer than 256 were cut, (\d+) dr", sft.out
+        r"data +([\d,]+) of [\d,]+ examples, .*; ([\d,]+) longer than 256 cut, (\d+) dr", sft.out
     )
     assert examples > 10_000 > cut > dropped
     start, end = figure(r"evaluation loss +([\d.]+) -> ([\d.]+)", sft.out)
@@ -146,8 +146,8 @@ def test_fine_tuning_starts_from_a_causal_checkpoint_of_ours_on_two_ranks(two_ra
 
     for override, words in (
         ("load_path=nowhere.pt", "load_path=nowhere.pt: there is no such file"),
-        ("model.hidden_size=64", "has shape (4096, 128) there and (4096, 64) here; give the model keys"),
-        ("max_seq_len=8", "none of "),
+        ("data.vocab_size=2048", "was trained with another tokenizer"),
+        ("model.num_attention_heads=2", "was trained with model.num_attention_heads=4, not 2; give the same"),
     ):
         done = run(*(sys.executable, "train.py", "yamls/sft.yaml", *folders, load, override, "progress_bar=false"))
         assert done.code == 2

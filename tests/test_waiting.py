@@ -169,7 +169,10 @@ def test_a_flat_source_batch_of_other_things_is_an_error_that_names_them(
         (FlatSourceBatch(ids, np.array([2**63 - 1, 2**63 - 1, 5]), np.arange(3)), "from 0 to 9223372036854775807"),
         (FlatSourceBatch(ids, np.array([2**63], np.uint64), np.arange(1)), "from -9223372036854775808"),
         (FlatSourceBatch(ids, lengths, numbers[:1]), "has 1 numbers for 2 documents"),
-        (FlatSourceBatch(np.arange(9), np.ones(9, np.int64), np.arange(9)), "9 documents at once; src_batch_size=8"),
+        (
+            FlatSourceBatch(np.arange(9), np.ones(9, np.int64), np.arange(9)),
+            "9 documents at once, more than src_batch_size=8",
+        ),
         (FlatSourceBatch(np.array([5, -6, 7]), lengths, numbers), "token ids must lie between 0 and 9; got -6"),
         (FlatSourceBatch(np.array([5, 10, 7]), lengths, numbers), "token ids must lie between 0 and 9; got 10"),
         (FlatSourceBatch(np.array([2**16, 0, 0]), lengths, numbers), "got 65536"),

@@ -113,14 +113,14 @@ class Corpus:
         """A split as a dataset, no document of it longer than `max_seq_len`.
 
         Raises:
-            ConfigError: as `split` says, or nothing is left.
+            ConfigError: as `split` says, or nothing is left of all examples.
         """
         tokens, offsets, loss_mask = self.split(split)
         dataset = DocumentDataset(tokens, offsets, max_seq_len, loss_mask)
-        if not len(dataset):
+        if dataset.num_dropped and not len(dataset):
             raise ConfigError(
-                f"max_seq_len={max_seq_len}: none of {dataset.num_documents} documents of {split} is left; the first "
-                f"so many tokens of {dataset.num_dropped} hold nothing of a response; raise it"
+                f"max_seq_len={max_seq_len}: the first so many tokens of none of {dataset.num_dropped} examples of "
+                f"{split} hold anything of a response; raise it"
             )
         return dataset
 

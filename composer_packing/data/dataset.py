@@ -44,25 +44,14 @@ class DocumentDataset(Dataset[Document]):
     ) -> None:
         self._tokens = np.asarray(tokens)  # of a memory map too, a plain array
         self._loss_mask = None if loss_mask is None else np.asarray(loss_mask)
-        lengths = np.diff(offsets)
-        self.num_documents = len(lengths)
-        self.num_long = int((lengths > max_seq_len).sum())
-        self.num_dropped = 0
-        if self._loss_mask is not None:
-            self._starts, self._ends = offsets[:-1], np.minimum(offsets[1:], offsets[:-1] + max_seq_len)
-            learned_before = np.concatenate([[0], np.cumsum(self._loss_mask, dtype=np.int64)])
-            # Nothing comes before a first token, so that none predicts it.
-            kept = learned_before[self._ends] > learned_before[np.minimum(self._starts + 1, self._ends)]
-            self._starts, self._ends = self._starts[kept], self._ends[kept]
-            self.num_dropped = int((~kept).sum())
-            self.num_tokens = int((self._ends - self._starts).sum())
-            return
-        pieces = -(-lengths // max_seq_len)
-        first_piece = np.cumsum(pieces) - pieces
-        place_in_document = np.arange(pieces.sum()) - np.repeat(first_piece, pieces)
-        self._starts = np.repeat(offsets[:-1], pieces) + max_seq_len * place_in_document
-        self._ends = np.minimum(self._starts + max_seq_len, np.repeat(offsets[1:], pieces))
-        self.num_tokens = int(offsets[-1])
+        if self._loss_mask is None:
+            self._starts, self._ends = _in_pieces(offsets, max_seq_len)
+        else:
+            self._starts, self._ends = _cut(offsets, max_seq_len, self._loss_mask)
+        self.num_documents = len(offsets) - 1
+        self.num_tokens = int((self._ends - self._starts).sum())
+        self.num_long = int((np.diff(offsets) > max_seq_len).sum())
+        self.num_dropped = 0 if self._loss_mask is None else self.num_documents - len(self)
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -78,6 +67,28 @@ class DocumentDataset(Dataset[Document]):
         starts, ends = self._starts[numbers], self._ends[numbers]
         loss_mask = None if self._loss_mask is None else _gathered(self._loss_mask, starts, ends)
         return FlatSourceBatch(_gathered(self._tokens, starts, ends), ends - starts, numbers, loss_mask)
+
+
+Stretches = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Where some begin, and where they end."""
+
+
+def _in_pieces(offsets: NDArray[np.int64], max_seq_len: int) -> Stretches:
+    """All documents, the long ones in pieces."""
+    pieces = -(-np.diff(offsets) // max_seq_len)
+    first_piece = np.cumsum(pieces) - pieces
+    place_in_document = np.arange(pieces.sum()) - np.repeat(first_piece, pieces)
+    starts = np.repeat(offsets[:-1], pieces) + max_seq_len * place_in_document
+    return starts, np.minimum(starts + max_seq_len, np.repeat(offsets[1:], pieces))
+
+
+def _cut(offsets: NDArray[np.int64], max_seq_len: int, loss_mask: NDArray[np.uint8]) -> Stretches:
+    """The first tokens of all examples of which something is left to learn."""
+    starts, ends = offsets[:-1], np.minimum(offsets[1:], offsets[:-1] + max_seq_len)
+    learned_before = np.concatenate([[0], np.cumsum(loss_mask, dtype=np.int64)])
+    # Nothing comes before a first token, so that none predicts it.
+    kept = learned_before[ends] > learned_before[np.minimum(starts + 1, ends)]
+    return starts[kept], ends[kept]
 
 
 @compiled

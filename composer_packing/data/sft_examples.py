@@ -13,11 +13,11 @@ prompt and the start of its response trains, for it is what the model has to wri
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jinja2.exceptions import TemplateError
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CHAT_TEMPLATE = (
     "{{ bos_token or cls_token or '' }}{% for message in messages %}"
+    "{% if message['content'] and message['content'] is not string %}"
+    "{{ raise_exception('the default template takes strings as content') }}{% endif %}"
     "<|{{ message['role'] }}|>\n{{ message['content'] or '' }}{{ eos_token or sep_token or '' }}\n"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
@@ -40,15 +42,17 @@ class _Text(NamedTuple):
 
 
 class ExampleTokenizer:
-    """Tokenizes examples of two forms, which may come mixed; in either, the model learns to stop.
+    """Tokenizes examples of two forms, which may come mixed.
 
-    `{"prompt": str, "response": str}`: the response trains. Special tokens that the tokenizer puts behind the text
-    train with it, those before it never. Where it puts none behind and has an `eos_token_id`, that is put behind
-    a response that is not empty, and trains. An empty response trains nothing.
+    `{"prompt": str, "response": str}`: the response trains, and what ends it, so that the model learns to stop. Special
+    tokens that the tokenizer puts behind the text train with it, those before it never. Where it puts none behind and
+    has an `eos_token_id`, that is put behind a response that is not empty and does not end in it, and trains. An empty
+    response trains nothing.
 
-    `{"messages": [{"role": str, "content": str}, ...]}`: messages of `train_roles` train, from where their content
-    begins to where the template ends them. All special tokens are the template's. A content begins where the
-    renderings with other contents in its place part; what comes before, be it an empty `<think>` block, is header.
+    `{"messages": [{"role": str, "content": str}, ...]}`, and `"tools"` for the template if there are any: messages of
+    `train_roles` train, from where their content begins to where the template ends them. All special tokens are the
+    template's; one that writes nothing behind a message teaches no stop. A content begins where the renderings with
+    other contents in its place part; what comes before, be it an empty `<think>` block, is header.
 
     Args:
         tokenizer: a fast one, which knows the characters of its tokens.
@@ -117,8 +121,9 @@ class ExampleTokenizer:
             mask[:] = trained_before[ends] > trained_before[starts]
             behind = own[-1] + 1
             mask[behind:] = text.trains[-1]
-            if behind == len(ids) and self._tokenizer.eos_token_id is not None and not text.is_chat:
-                ids, mask = [*ids, self._tokenizer.eos_token_id], np.append(mask, np.uint8(1))
+            eos = self._tokenizer.eos_token_id
+            if behind == len(ids) and eos not in (None, ids[-1]) and not text.is_chat:
+                ids, mask = [*ids, eos], np.append(mask, np.uint8(1))
         return {"input_ids": np.array(ids, np.int64), "loss_mask": mask}
 
     def _text(self, number: int, example: Mapping[str, Any]) -> _Text:
@@ -129,53 +134,66 @@ class ExampleTokenizer:
             raise ValueError(
                 f"example {number}: must have prompt and response, or else messages; {_got(dict(example))}"
             )
-        text = self._chat(number, example["messages"]) if "messages" in given else _prompt_response(number, example)
+        text = (
+            self._chat(number, example["messages"], example.get("tools"))
+            if "messages" in given
+            else _prompt_response(number, example)
+        )
         try:
             text.text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"example {number}: remove the lone surrogate {text.text[error.start]!r}") from error
         return text
 
-    def _chat(self, number: int, messages: Any) -> _Text:
+    def _chat(self, number: int, messages: Any, tools: Any) -> _Text:
         _check_messages(number, messages)
-        rendering = functools.cache(lambda count: self._render(number, messages[:count]) if count else "")
+        render = functools.partial(self._render, number, tools)
+        rendering = functools.cache(lambda count: render(messages[:count]) if count else "")
         whole = rendering(len(messages))
         trains = np.zeros(len(whole), bool)
         for index, message in enumerate(messages):
             if message["role"] not in self._train_roles:
                 continue
             before, through = rendering(index), rendering(index + 1)
-            others = [] if self._train_headers else self._with_other_contents(number, messages[: index + 1])
+            others = [] if self._train_headers else _with_other_contents(number, messages[: index + 1], render)
             if not whole.startswith(through) or not all(text.startswith(before) for text in (through, *others)):
                 raise ValueError(
                     f"example {number}: messages[{index}]: the template renders {message!r:.80} or those before it "
                     f"otherwise when something follows; give a chat_template that only appends, message by message"
                 )
-            start = len(before)
-            while others and start < len(through) and all(text[start : start + 1] == through[start] for text in others):
-                start += 1
+            start = _common(through, *others) if others else len(before)
             trains[start : len(through)] = True
         return _Text(whole, trains, is_chat=True)
 
-    def _with_other_contents(self, number: int, messages: Sequence[Any]) -> list[str]:
-        *before, last = messages
-        # Tool calls hide the content in some templates; the header is the same without them.
-        bare = {key: value for key, value in last.items() if key != "tool_calls"}
-        others = [self._render(number, [*before, bare | {"content": content}]) for content in SENTINELS]
-        if others[0] == others[1]:
-            raise ValueError(
-                f"example {number}: messages[{len(before)}]: the template does not show the content of {last!r:.80}; "
-                f"leave its role out of train_roles, or give a chat_template that does"
-            )
-        return others
-
-    def _render(self, number: int, messages: Sequence[Any]) -> str:
+    def _render(self, number: int, tools: Any, messages: Sequence[Any]) -> str:
         try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, chat_template=self._chat_template))
-        except (TemplateError, TypeError) as error:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, tools=tools, tokenize=False, chat_template=self._chat_template
+                )
+            )
+        except Exception as error:  # what a template does may fail in any way
             raise ValueError(
                 f"example {number}: the chat template fails at {messages[-1]!r:.80}: {str(error)!r}; correct either"
             ) from error
+
+
+def _with_other_contents(number: int, messages: Sequence[Any], render: Callable[[Sequence[Any]], str]) -> list[str]:
+    *before, last = messages
+    # Tool calls hide the content in some templates; the header is the same without them.
+    bare = {key: value for key, value in last.items() if key != "tool_calls"}
+    others = [render([*before, bare | {"content": content}]) for content in SENTINELS]
+    if others[0] == others[1]:
+        raise ValueError(
+            f"example {number}: messages[{len(before)}]: the template does not show the content of {last!r:.80}; "
+            f"leave its role out of train_roles, or give a chat_template that does"
+        )
+    return others
+
+
+def _common(*texts: str) -> int:
+    """How many characters all of them begin with."""
+    return sum(1 for _ in itertools.takewhile(lambda characters: len(set(characters)) == 1, zip(*texts, strict=False)))
 
 
 def _prompt_response(number: int, example: Mapping[str, Any]) -> _Text:
