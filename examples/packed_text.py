@@ -1,4 +1,4 @@
-"""What the two examples without Composer train on: docstrings as bytes, packed, and a model that fills in what is hidden.
+"""What two of the examples train on: docstrings as bytes, packed, and a model that fills in what is hidden.
 
 No download and no tokenizer: the text is numpy's documentation, and an id is a byte, moved up to make room for the
 special tokens.
