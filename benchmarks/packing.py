@@ -4,7 +4,8 @@ Everything is measured in one process, in turns, and given as medians; on a shar
 mean something. Run it as `make benchmark`. The contestants:
 
 - ours: best fit with keyed masks, as a run from a YAML file has them, from flat source batches (uint16), from int64
-  arrays, and from Python lists. Besides, from flat source batches: by subset sum, and with the published masks.
+  arrays, and from Python lists. Besides, from flat source batches: by subset sum, with the published masks, and by
+  subset sum with next-token labels, of all tokens and of the second half of each document by a loss mask.
 - plain: the published batches by numpy, one document at a time with a compiled best fit, from arrays and from lists.
 - floor: writing three int64 arrays of the batch's shape and nothing else.
 - packing alone, without masks: both of our strategies from flat source batches, as they come, and TRL's best-fit
@@ -76,13 +77,17 @@ class Endless:
         return itertools.cycle(self.batches)
 
 
-def ours(strategy: type[SequencePacker], keyed: bool, source: Endless, size: int, workload: Workload) -> Iterator[Any]:
+KEYED = {"keyed_masking": KeyedMasking(17, VOCAB_SIZE, range(5))}
+
+
+def ours(
+    strategy: type[SequencePacker], source: Endless, size: int, workload: Workload, **settings: Any
+) -> Iterator[Any]:
     """Attention masks of our packer's batches."""
-    masking = KeyedMasking(17, VOCAB_SIZE, range(5)) if keyed else None
     packer = strategy(
         *(source, size, workload.longest, workload.rows, workload.row_len, 10 * size, PAD, MASK),
         mask_prob=MASK_PROB,
-        keyed_masking=masking,
+        **settings,
     )
     for batch in packer:
         yield batch["attention_mask"].numpy()
@@ -189,6 +194,17 @@ def sources(workload: Workload) -> tuple[int, dict[str, list[SourceBatch]]]:
     }
 
 
+def with_loss_masks(source: Endless) -> list[SourceBatch]:
+    """The flat source batches with a loss mask: the second half of each document is to be learned."""
+    masked: list[SourceBatch] = []
+    for batch in source.batches:
+        assert isinstance(batch, FlatSourceBatch)
+        of = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
+        place = np.arange(len(batch.tokens)) - (np.cumsum(batch.lengths) - batch.lengths)[of]
+        masked.append(batch._replace(loss_mask=(2 * place >= batch.lengths[of]).astype(np.uint8)))
+    return masked
+
+
 def packing_alone(strategy: type[SequencePacker], source: Endless, size: int, workload: Workload) -> Callable[[], Any]:
     """A function that packs `BATCHES` batches and gives the tokens in them and the rows."""
     shape = workload.rows, workload.row_len
@@ -262,11 +278,13 @@ def main() -> None:
             "floor": floor(workload),
             "plain, arrays": plain(arrays, size, workload),
             "plain, lists": plain(lists, size, workload),
-            "ours, flat": ours(best_fit, True, flat, size, workload),
-            "ours, arrays": ours(best_fit, True, arrays, size, workload),
-            "ours, lists": ours(best_fit, True, lists, size, workload),
-            "ours, subset sum": ours(subset_sum, True, flat, size, workload),
-            "ours, published masks": ours(best_fit, False, flat, size, workload),
+            "ours, flat": ours(best_fit, flat, size, workload, **KEYED),
+            "ours, arrays": ours(best_fit, arrays, size, workload, **KEYED),
+            "ours, lists": ours(best_fit, lists, size, workload, **KEYED),
+            "ours, subset sum": ours(subset_sum, flat, size, workload, **KEYED),
+            "ours, published masks": ours(best_fit, flat, size, workload),
+            "ours, causal": ours(subset_sum, flat, size, workload, objective="causal"),
+            "ours, sft": ours(subset_sum, Endless(with_loss_masks(flat)), size, workload, objective="sft"),
         }
         efficiency = {
             name: np.mean([mask.mean() for mask in itertools.islice(masks, WARMUP_BATCHES)])

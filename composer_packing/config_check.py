@@ -2,7 +2,7 @@
 
 from operator import attrgetter
 
-from composer_packing.config import PRECISIONS, ConfigError, TrainConfig
+from composer_packing.config import PRECISIONS, ConfigError, EvalLoaderConfig, TrainConfig
 from composer_packing.policies import Objective, PackingStrategy
 from composer_packing.schedules import MaskingSchedule
 
@@ -72,6 +72,7 @@ def check(config: TrainConfig, world_size: int) -> None:
     if strategy not in tuple(PackingStrategy):
         raise ConfigError(f"train_loader.packing_strategy={strategy}: must be subset_sum or best_fit")
     _check_objective(config)
+    _check_load_path(config)
     _check_schedules(config)
     if config.model.vocab_size < config.data.vocab_size:
         raise ConfigError(
@@ -82,19 +83,27 @@ def check(config: TrainConfig, world_size: int) -> None:
 
 
 def _check_objective(config: TrainConfig) -> None:
-    objective, cooldown = config.objective, config.train_loader.masking_ratio_cooldown_tokens
+    objective = config.objective
     if objective not in tuple(Objective):
         raise ConfigError(f"objective={objective}: must be mlm, causal or sft")
-    if objective != Objective.MLM and not config.model.causal:
+    if objective == Objective.MLM:
+        return
+    if not config.model.causal:
         raise ConfigError(
             f"model.causal={config.model.causal}: with objective={objective} each token would see the one it is to "
             f"predict; set model.causal=true"
         )
-    if objective != Objective.MLM and cooldown is not None:
-        raise ConfigError(
-            f"train_loader.masking_ratio_cooldown_tokens={cooldown}: with objective={objective} nothing is masked; "
-            f"leave it out"
-        )
+    for key, default in (
+        ("mlm_probability", TrainConfig.mlm_probability),
+        ("eval_loader.mlm_probability", EvalLoaderConfig.mlm_probability),
+        ("train_loader.masking_ratio_cooldown_tokens", None),
+    ):
+        value = attrgetter(key)(config)
+        if value != default:
+            raise ConfigError(f"{key}={value}: with objective={objective} nothing is masked; leave it out")
+
+
+def _check_load_path(config: TrainConfig) -> None:
     if config.load_path is None and config.load_weights_only:
         raise ConfigError("load_weights_only=true: needs load_path, the checkpoint whose weights to take")
     if config.load_path is not None and not config.load_weights_only:

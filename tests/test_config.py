@@ -182,6 +182,9 @@ def test_a_mask_ratio_that_changes_goes_with_masked_tokens_only(empty: str, obje
     cooldown = ("train_loader.final_masking_ratio=0.1", "train_loader.masking_ratio_cooldown_tokens=100tok")
     text = message(empty, *SMALLEST, f"objective={objective}", "model.causal=true", *cooldown)
     assert f"masking_ratio_cooldown_tokens=100tok: with objective={objective} nothing is masked; leave it out" in text
+    for key in ("mlm_probability", "eval_loader.mlm_probability"):
+        text = message(empty, *SMALLEST, f"objective={objective}", "model.causal=true", f"{key}=0.2")
+        assert f"{key}=0.2: with objective={objective} nothing is masked; leave it out" in text
 
 
 def test_a_cooldown_and_its_start_are_counted_in_the_same_unit(empty: str) -> None:
