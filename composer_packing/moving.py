@@ -118,8 +118,18 @@ def enter(
     for i in range(added):
         longer[len(order) + i] = place + i
     return (
-        *(total, least, longest, smallest, largest, added, kept, shortest, num_over_long),
-        *(without_targets, tokens_without_targets, longer),
+        total,
+        least,
+        longest,
+        smallest,
+        largest,
+        added,
+        kept,
+        shortest,
+        num_over_long,
+        without_targets,
+        tokens_without_targets,
+        longer,
     )
 
 

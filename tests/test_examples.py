@@ -104,8 +104,7 @@ def test_hugging_faces_trainer_runs_where_composer_is_not_installed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["made up", "chats and prompts of a file"])
-def test_fine_tuning_learns_what_the_assistant_says(form: str, tmp_path: Path) -> None:
+def test_fine_tuning_learns_what_the_assistant_says(tmp_path: Path) -> None:
     chats = tmp_path / "chats.jsonl"
     with chats.open("w") as file:
         for number in range(300):
@@ -113,7 +112,7 @@ def test_fine_tuning_learns_what_the_assistant_says(form: str, tmp_path: Path) -
             chat = [{"role": "user", "content": asked}, {"role": "assistant", "content": told}]
             example = {"messages": chat} if number % 2 else {"prompt": f"{asked}\n", "response": told}
             file.write(json.dumps(example) + "\n")
-    shown, _ = child(RUN, str(EXAMPLES / "fine_tune.py"), *([str(chats)] if form != "made up" else []))
+    shown, _ = child(RUN, str(EXAMPLES / "fine_tune.py"), str(chats))
     losses = [float(loss) for loss in re.findall(r"step \d+: loss (\S+)", shown)]
     assert len(losses) == 6
     assert losses[-1] < losses[0] / 2

@@ -125,7 +125,7 @@ def test_a_run_does_not_write_over_another_of_the_same_name(two_ranks: Done, cac
 def test_fine_tuning_starts_from_a_causal_checkpoint_of_ours_on_two_ranks(two_ranks: Done, cache: Path) -> None:
     assert two_ranks.code == 0
     folders = (f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}")
-    causal = run(*(COMPOSER, "-n", "2", "train.py", "yamls/causal.yaml", *SHORT, *folders))
+    causal = run(*(COMPOSER, "-n", "2", "train.py", "yamls/causal.yaml", *SHORT, "max_duration=40_000tok", *folders))
     assert causal.code == 0, causal.err
     assert "objective  causal, the next token of each" in causal.out
     before, after = figure(r"evaluation loss +([\d.]+) -> ([\d.]+)", causal.out)
@@ -133,7 +133,7 @@ def test_fine_tuning_starts_from_a_causal_checkpoint_of_ours_on_two_ranks(two_ra
     assert after < before - 0.5
 
     load = f"load_path={cache}/causal/latest-rank0.pt"
-    sft = run(*(COMPOSER, "-n", "2", "train.py", "yamls/sft.yaml", *SHORT, *folders, load))
+    sft = run(*(COMPOSER, "-n", "2", "train.py", "yamls/sft.yaml", *SHORT, "max_duration=30_000tok", *folders, load))
     assert sft.code == 0, sft.err
     assert f"weights    of {cache}/causal/latest-rank0.pt" in sft.out
     examples, cut, dropped = figure(
@@ -144,14 +144,10 @@ def test_fine_tuning_starts_from_a_causal_checkpoint_of_ours_on_two_ranks(two_ra
     assert start < before - 0.5, "it begins where the causal run has come to"
     assert end < start
 
-    for override, words in (
-        ("load_path=nowhere.pt", "load_path=nowhere.pt: there is no such file"),
-        ("model.num_attention_heads=2", "was trained with model.num_attention_heads=4, not 2; give the same"),
-    ):
-        done = run(*(sys.executable, "train.py", "yamls/sft.yaml", *folders, load, override, "progress_bar=false"))
-        assert done.code == 2
-        assert words in done.err.strip().splitlines()[-1]
-        assert "Traceback" not in done.err
+    other = run(*(sys.executable, "train.py", "yamls/sft.yaml", *folders, load, "model.num_attention_heads=2"))
+    assert other.code == 2
+    (line,) = other.err.strip().splitlines()
+    assert "was trained with model.num_attention_heads=4, not 2; give the same" in line
 
 
 @pytest.mark.slow
