@@ -182,10 +182,10 @@ def _build_documents(files: Sequence[Path], vocab_size: int, folder: Path) -> No
         texts[_split_of(text)].append(text)
     tokenizer = train_tokenizer(texts["train"], vocab_size)
     tokenizer.save(str(folder / "tokenizer.json"))
-    counts = {}
+    counts, dtype = {}, token_dtype(tokenizer.get_vocab_size())
     for split in SPLITS:
         ids = [
-            np.array(encoding.ids, token_dtype(tokenizer.get_vocab_size()))
+            np.array(encoding.ids, dtype)
             for some in _chunks(texts[split], f"tokenizing {split}")
             for encoding in tokenizer.encode_batch_fast(some)
         ]
