@@ -12,7 +12,7 @@ from composer.optim import DecoupledAdamW
 from composer.utils import dist, get_device, reproducibility
 
 from composer_packing.callbacks import IntervalConsoleLogger, PackingMonitor
-from composer_packing.checkpoints import RunIdentity, check_checkpoint
+from composer_packing.checkpoints import RunIdentity, check_checkpoint, check_save_folder, check_tokenizer
 from composer_packing.composer_model import PackedLanguageModel
 from composer_packing.config import ConfigError, TrainConfig
 from composer_packing.config_file import load
@@ -46,15 +46,18 @@ def train(config: TrainConfig) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // dist.get_local_world_size()))
     dist.initialize_dist(device, timeout=1800.0)  # seconds; the corpus may take longer than Composer's five minutes
     reproducibility.seed_all(config.seed)
+    check_save_folder(config.save_folder)
+    if config.load_path is not None:
+        check_checkpoint(config.load_path, config.model)
 
     corpus = open_corpus(config)
     train_documents = corpus.documents("train", config.max_seq_len)
     eval_documents = corpus.documents("val", config.max_seq_len)
-    model, identity = PackedLanguageModel(config.model), RunIdentity(corpus.tokenizer_file, config.model)
     if config.load_path is not None:
-        check_checkpoint(config.load_path, identity, model)
+        check_tokenizer(config.load_path, corpus.tokenizer_file)
     batches = train_batches(train_documents, config, corpus.vocab_size, pin_memory=device.name == "gpu")
     held_out = packed_dataspec(eval_batches(eval_documents, config, corpus.vocab_size))
+    model, identity = PackedLanguageModel(config.model), RunIdentity(corpus.tokenizer_file, config.model)
     monitor = PackingMonitor(batches, config.mlm_probability if config.objective == Objective.MLM else None)
     trainer = Trainer(
         model=model,

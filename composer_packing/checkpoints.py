@@ -4,12 +4,13 @@ Weights are of no use without the tokenizer they were trained with, and mean som
 shapes and another window. Both are kept in the checkpoint itself, so that they cannot be exchanged.
 """
 
+import itertools
+import os
 from pathlib import Path
 from typing import Any
 
 import torch
 from composer import Callback
-from composer.models import ComposerModel
 
 from composer_packing.config import ConfigError
 from composer_packing.model import ModernBertConfig
@@ -37,40 +38,66 @@ class RunIdentity(Callback):
         return self._state
 
 
-def check_checkpoint(load_path: str, identity: RunIdentity, model: ComposerModel) -> None:
-    """Raise ConfigError where a checkpoint is not there, or comes from another tokenizer or model.
+def check_save_folder(save_folder: str) -> None:
+    """Make the folder of checkpoints, as far as its name is known; ConfigError where that cannot be.
+
+    Args:
+        save_folder: as Composer takes it, with `{run_name}` and the like; in an object store nothing is checked.
+    """
+    if "://" in save_folder:
+        return
+    folder = Path(*itertools.takewhile(lambda part: "{" not in part, Path(save_folder).parts))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"save_folder={save_folder}: {error.strerror}: {error.filename}; give another") from error
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"save_folder={save_folder}: {folder} cannot be written; give another")
+
+
+def check_checkpoint(load_path: str, model: ModernBertConfig) -> None:
+    """Raise ConfigError where a checkpoint is not there or comes from another model.
 
     Args:
         load_path: local file; of one in an object store nothing is checked.
-        identity: the tokenizer and the model's keys of the run that is to start.
-        model: what is to get the weights.
+        model: shape of the model that is to get its weights.
     """
-    if "://" in load_path:
-        return
-    path, here = Path(load_path.replace("{rank}", "0")), identity.state_dict()
-    if not path.is_file():
-        wrong = "is a folder; give a file in it" if path.is_dir() else "there is no such file; train it first"
-        raise ConfigError(f"load_path={load_path}: {wrong}, or give another checkpoint")
-    try:
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=False)["state"]
-        there, weights = state["callbacks"]["RunIdentity"], state["model"]
-        shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    except Exception as error:  # unpickling raises what it likes
-        raise ConfigError(f"load_path={load_path}: is no checkpoint of a run of ours ({error!r:.200})") from error
-    for key, value in here["model"].items():
-        if key not in FREE and there["model"].get(key) != value:
+    there = _identity(load_path)
+    for key, value in vars(model).items():
+        if there is not None and key not in FREE and there["model"].get(key) != value:
             raise ConfigError(
                 f"load_path={load_path}: was trained with model.{key}={there['model'].get(key)}, not {value}; "
                 f"give the same"
             )
-    if there["tokenizer"] != here["tokenizer"]:
+
+
+def check_tokenizer(load_path: str, tokenizer: Path) -> None:
+    """Raise ConfigError where a checkpoint was trained with another tokenizer.
+
+    Args:
+        load_path: local file; of one in an object store nothing is checked.
+        tokenizer: file of the one in use.
+    """
+    there = _identity(load_path)
+    if there is not None and there["tokenizer"] != tokenizer.read_text(encoding="utf-8"):
         raise ConfigError(
             f"load_path={load_path}: was trained with another tokenizer; packages or data.vocab_size differ: train it "
             f"again, or give another checkpoint"
         )
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in sorted(shapes.keys() | expected.keys()):
-        if shapes.get(name) != expected.get(name):
-            raise ConfigError(
-                f"load_path={load_path}: {name} has shape {shapes.get(name)} there and {expected.get(name)} here"
-            )
+
+
+def _identity(load_path: str) -> dict[str, Any] | None:
+    """What `RunIdentity` put into a checkpoint; None for one in an object store."""
+    if "://" in load_path:
+        return None
+    path = Path(load_path.replace("{rank}", "0"))
+    if not path.is_file():
+        wrong = "is a folder; give a file in it" if path.is_dir() else "there is no such file; train it first"
+        raise ConfigError(f"load_path={load_path}: {wrong}, or give another checkpoint")
+    try:
+        identity: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=False)["state"][
+            "callbacks"
+        ]["RunIdentity"]
+    except Exception as error:  # unpickling raises what it likes
+        raise ConfigError(f"load_path={load_path}: is no whole checkpoint of a run ({type(error).__name__})") from error
+    return identity

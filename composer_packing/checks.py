@@ -16,12 +16,14 @@ def chosen(kind: type[Choice], name: str, value: Any) -> Choice:
 
 
 def check_ints(**numbers: int) -> None:
-    """Raise TypeError where a number is no int."""
+    """Raise TypeError where a number is no int, and ValueError where it does not fit int64."""
     for name, number in numbers.items():
         try:
-            operator.index(number)
+            fits = -(2**63) <= operator.index(number) < 2**63
         except TypeError as error:
             raise TypeError(f"{name}={number!r} must be an int") from error
+        if not fits:
+            raise ValueError(f"{name}={number} must fit int64")
 
 
 def check_positive(**numbers: int) -> None:

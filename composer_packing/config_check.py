@@ -2,7 +2,7 @@
 
 from operator import attrgetter
 
-from composer_packing.config import PRECISIONS, ConfigError, EvalLoaderConfig, TrainConfig
+from composer_packing.config import PRECISIONS, ConfigError, EvalLoaderConfig, TrainConfig, TrainLoaderConfig
 from composer_packing.policies import Objective, PackingStrategy
 from composer_packing.schedules import MaskingSchedule
 
@@ -134,6 +134,10 @@ def _check_schedules(config: TrainConfig) -> None:
     shape = loader.masking_cooldown_schedule_type
     if shape not in tuple(MaskingSchedule):
         raise ConfigError(f"train_loader.masking_cooldown_schedule_type={shape}: must be linear or stair")
+    if final is None and shape != TrainLoaderConfig.masking_cooldown_schedule_type:
+        raise ConfigError(
+            f"train_loader.masking_cooldown_schedule_type={shape}: needs train_loader.final_masking_ratio too"
+        )
     if final is not None and (step is not None) != (shape == MaskingSchedule.STAIR):
         raise ConfigError(f"train_loader.masking_ratio_step_size={step}: stair needs it, linear does without")
     if step is not None and not 0 < step <= 1:

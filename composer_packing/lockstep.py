@@ -136,5 +136,5 @@ def _epochs(source: Iterable[Batch]) -> Iterator[Batch | EpochEnd]:
         epoch += 1
     raise ValueError(
         f"the documents of {PATIENCE} epochs did not fill one batch; "
-        f"give more documents, or lower the batch size or the row length"
+        f"give more documents, or lower the batch size or the row length, unless a warning says that all were dropped"
     )

@@ -122,7 +122,7 @@ class SequencePacker(abc.ABC):
         self.tail = chosen(Tail, "tail", tail)
         self.over_long = chosen(OverLong, "over_long", over_long)
         self.objective = chosen(Objective, "objective", objective)
-
+        self._has_others = world_size > 1
         self._writer = RowWriter(
             *(self.objective, out_pseq_len, pad_token_id, mask_token_id, ignore_token_id),
             *(suppress_masking, keyed_masking, pin_memory),
@@ -218,12 +218,12 @@ class SequencePacker(abc.ABC):
             log.log(level, what, epoch, over_long, self.over_long.value, account.truncated, account.dropped)
         if untrained:
             what = "epoch %d: %d documents (%d tokens) were dropped: nothing that a row holds of them is to be learned"
-            log.warning(what, epoch, untrained, account.without_targets)
-        if (over_long or untrained) and waiting.num_added == 0 and not carries:
+            often = epoch > 0 and not self.seqs_consumed  # there may be a thousand such epochs
+            log.log(logging.DEBUG if often else logging.WARNING, what, epoch, untrained, account.without_targets)
+        if (over_long or untrained) and waiting.num_added == 0 and not (carries and self._has_others):
             raise ValueError(
-                f"epoch {epoch}: every document was dropped: {over_long} are longer than a row of {self.out_pseq_len} "
-                f"slots, and of {untrained} nothing that a row holds is to be learned; take longer rows, another "
-                f"over_long policy, or other loss masks"
+                f"epoch {epoch}: every document was dropped: {over_long} are longer than a row of {self.out_pseq_len}, "
+                f"of {untrained} nothing in a row is to be learned; take longer rows, another over_long or other masks"
             )
         # A carried epoch may well be empty: there may be fewer documents than ranks.
         if account.read == 0 and epoch > 0 and (not carries or isinstance(self.src_iterable, Iterator)):

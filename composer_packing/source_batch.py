@@ -13,6 +13,7 @@ its workers.
 """
 
 import array
+import contextlib
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -200,12 +201,13 @@ def _joined_lists(name: str, sequences: Sequence[list[int]], vocab_size: int | N
     try:
         for sequence in sequences:
             ids.fromlist(sequence)
+        return np.frombuffer(ids, np.uint64)
+    except OverflowError:
+        with contextlib.suppress(TypeError):  # there is something in it that is no number
+            check_ids(min(sequence), max(sequence), vocab_size, values)
+        raise TypeError(_which_is_wrong(name, sequences)) from None
     except TypeError as error:
         raise TypeError(_which_is_wrong(name, sequences)) from error
-    except OverflowError:
-        check_ids(min(sequence), max(sequence), vocab_size, values)
-        raise
-    return np.frombuffer(ids, np.uint64)
 
 
 def _numbers(documents: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:

@@ -16,7 +16,6 @@ import json
 import random
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +51,21 @@ def made_up_chats(count: int = 2000) -> list[dict[str, Any]]:
     ]
 
 
+def chats_of(path: str) -> list[dict[str, Any]]:
+    """One of each line that is not blank; what is wrong ends the program."""
+    chats = []
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    chats += [json.loads(line)] if line.strip() else []
+                except json.JSONDecodeError as error:
+                    sys.exit(f"{path}, line {number}: {error}")
+    except (OSError, UnicodeDecodeError) as error:
+        sys.exit(f"{path}: {error}")
+    return chats or sys.exit(f"{path}: holds no chats")
+
+
 class PrintLoss(Callback):
     """Prints the loss per target of every tenth step."""
 
@@ -64,8 +78,7 @@ class PrintLoss(Callback):
 
 def main(arguments: list[str]) -> None:
     """Train for some seconds."""
-    lines = Path(arguments[0]).read_text(encoding="utf-8").splitlines() if arguments else []
-    chats = [json.loads(line) for line in lines] or made_up_chats()
+    chats = chats_of(arguments[0]) if arguments else made_up_chats()
     texts = [json.dumps(chat) for chat in chats]
     # In earnest: transformers.AutoTokenizer.from_pretrained(FOLDER), the one the model was trained with.
     tokenizer = fast_tokenizer(train_tokenizer(texts, vocab_size=600))
@@ -91,6 +104,7 @@ def main(arguments: list[str]) -> None:
         objective="sft",
         over_long="truncate",
         tail="carry",
+        world_size=world_size,
     )
     batches = Lockstep(packer, prefetch=2)
     model = PackedLanguageModel(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from composer_packing.checkpoints import FREE, RunIdentity, check_checkpoint
+from composer_packing.checkpoints import FREE, RunIdentity, check_checkpoint, check_save_folder, check_tokenizer
 from composer_packing.composer_model import PackedLanguageModel
 from composer_packing.config import ConfigError
 from composer_packing.dataspec import train_batches
@@ -32,7 +32,8 @@ def saved(path: Path, tokenizer: Path, config: ModernBertConfig) -> str:
 
 
 def check(load_path: str, tokenizer: Path, config: ModernBertConfig) -> None:
-    check_checkpoint(load_path, RunIdentity(tokenizer, config), PackedLanguageModel(config))
+    check_checkpoint(load_path, config)
+    check_tokenizer(load_path, tokenizer)
 
 
 def test_a_checkpoint_holds_tokenizer_and_shape_and_another_run_starts_from_its_weights(
@@ -76,9 +77,10 @@ def test_a_checkpoint_that_is_not_there_or_is_a_folder_is_named(tokenizer: Path,
 
 def test_what_is_no_checkpoint_is_named(tokenizer: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
-    for content in (b"", b"text", b"\x80\x04K\x01."):
+    half = Path(saved(path, tokenizer, small())).read_bytes()[:5000]
+    for content in (b"", b"text", b"\x80\x04K\x01.", half):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"a.pt: is no checkpoint of a run of ours") as caught:
+        with pytest.raises(ConfigError, match=r"a.pt: is no whole checkpoint of a run \(\w+\)$") as caught:
             check(str(path), tokenizer, small())
         assert "\n" not in str(caught.value)
 
@@ -107,7 +109,24 @@ def test_every_key_of_the_model_must_agree_that_means_something_to_the_weights(
             check(load_path, tokenizer, config)
 
 
-def test_weights_that_do_not_fit_are_named(tokenizer: Path, tmp_path: Path) -> None:
-    load_path = saved(tmp_path / "a.pt", tokenizer, small())
-    with pytest.raises(ConfigError, match=r"decoder.bias has shape \(50,\) there and \(51,\) here"):
-        check_checkpoint(load_path, RunIdentity(tokenizer, small()), PackedLanguageModel(small(vocab_size=51)))
+@pytest.mark.parametrize("folder", ["{file}/runs", "{file}", "/proc/nowhere/{{run_name}}"])
+def test_a_folder_that_cannot_be_made_is_named(folder: str, tokenizer: Path) -> None:
+    save_folder = folder.format(file=tokenizer)
+    with pytest.raises(
+        ConfigError, match=r"^save_folder=.*: (Not a directory|File exists|No such file .*): .*; give an"
+    ):
+        check_save_folder(save_folder)
+
+
+def test_a_folder_that_can_be_made_is_made_as_far_as_its_name_is_known(tmp_path: Path) -> None:
+    check_save_folder(f"{tmp_path}/runs/of-{{run_name}}/more")
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+    assert list((tmp_path / "runs").iterdir()) == []
+    check_save_folder("s3://bucket/runs")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read-only to the superuser, as whom tests may run."""
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match="cannot be written; give another"):
+        check_save_folder(str(tmp_path))

@@ -52,6 +52,10 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("objective=sft", "model.causal=False: with objective=sft each token would see the one it is to predict"),
         ("load_path=a.pt", "load_path=a.pt: a run cannot be resumed yet; set load_weights_only=true"),
         ("load_weights_only=true", "load_weights_only=true: needs load_path"),
+        (
+            "train_loader.masking_cooldown_schedule_type=stair",
+            "train_loader.masking_cooldown_schedule_type=stair: needs train_loader.final_masking_ratio too",
+        ),
         ("sequnce_packing=true", "there is no key sequnce_packing"),
         ("max_seq_length=8", "max_seq_length; did you mean max_seq_len?"),
         ("train_loader.packing_bufer_size=3", "did you mean train_loader.packing_buffer_size?"),

@@ -167,7 +167,9 @@ def test_an_example_whose_whole_response_is_cut_off_is_dropped_and_reported(capl
 
 @pytest.mark.parametrize("example", [([11, 12], [1, 0]), ([11, 12, 13, 14], [0, 0, 0, 1])])
 def test_where_nothing_is_left_to_learn_the_packer_stops(example: Example) -> None:
-    with pytest.raises(ValueError, match=r"every document was dropped: . are longer .* of 1 nothing that a row holds"):
+    with pytest.raises(
+        ValueError, match=r"every document was dropped: . are longer .* of 1 nothing in a row is to be learned"
+    ):
         packed([example], "sft", row_len=3, over_long="truncate")
 
 
@@ -248,10 +250,12 @@ def test_an_epoch_in_which_everything_was_dropped_is_no_empty_source(tail: str) 
     assert packer.token_account.without_targets == 2
 
 
-def test_where_the_rest_is_carried_nothing_to_learn_in_a_first_epoch_is_no_error() -> None:
-    """A rank may get none but such examples while others have more."""
+def test_a_rank_that_first_gets_nothing_to_learn_waits_for_its_next_epoch() -> None:
+    """Others may have more; alone it stops."""
     source = [[{"input_ids": [5, 6], "loss_mask": [0, 0]}]]
-    packer = SubsetSumSequencePacker(source, 8, 30, 1, 8, 16, objective="sft", tail="carry")
+    with pytest.raises(ValueError, match="every document was dropped"):
+        list(SubsetSumSequencePacker(source, 8, 30, 1, 8, 16, objective="sft", tail="carry"))
+    packer = SubsetSumSequencePacker(source, 8, 30, 1, 8, 16, objective="sft", tail="carry", world_size=2)
     assert list(packer) == []
     source[0][0]["loss_mask"] = [0, 1]
     assert len(list(packer)) == 1

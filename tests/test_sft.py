@@ -340,6 +340,11 @@ def test_a_size_or_an_id_that_is_no_int_is_an_error_that_shows_it(wrong: Any) ->
         pack_sequences([[1]], 4, wrong)
 
 
+def test_padding_that_fits_no_int64_is_an_error_that_shows_it() -> None:
+    with pytest.raises(ValueError, match=f"padding_token_id={2**63} must fit int64"):
+        pack_sequences([[1]], 4, 2**63)
+
+
 @pytest.mark.parametrize(("wrong", "bound"), [(0, "at least 1"), (-1, "at least 1"), (2**31, r"below 2\*\*31")])
 def test_a_size_out_of_range_is_an_error_that_shows_it(wrong: int, bound: str) -> None:
     with pytest.raises(ValueError, match=f"max_seq_length={wrong} must be {bound}"):

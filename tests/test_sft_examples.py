@@ -134,9 +134,9 @@ chats = st.lists(st.fixed_dictionaries({"role": roles, "content": pieces}), min_
 def test_of_a_chat_the_contents_of_some_roles_train_with_what_ends_them(
     messages: list[dict[str, str]], train_roles: set[str], train_headers: bool
 ) -> None:
-    parts = [("[CLS]", train_headers and messages[0]["role"] in train_roles)]
+    parts = [("[CLS]", train_headers and messages[0]["role"] in train_roles and messages[0]["content"] != "")]
     for message in messages:
-        of_role = message["role"] in train_roles
+        of_role = message["role"] in train_roles and message["content"] != ""
         parts += [(f"<|{message['role']}|>\n", train_headers and of_role), (message["content"] + "[SEP]\n", of_role)]
     trains = [train for text, train in parts for _ in text.encode()]
 
@@ -206,7 +206,7 @@ def test_content_is_never_searched_for() -> None:
     assert text_of(BRACKETS, {"messages": messages}) == "Four.[SEP]\n<|user|>\n<|assistant|>\n[SEP]\n"
 
 
-@pytest.mark.parametrize("content", ["x", "y", "xx", "yx", "", " x", "\n", "x[SEP]\n<|assistant|>\ny"])
+@pytest.mark.parametrize("content", ["x", "y", "yy", "xx", "yx", " x", "\n", "x[SEP]\n<|assistant|>\ny"])
 def test_contents_like_those_that_the_header_is_found_with_train_whole(content: str) -> None:
     messages = [*CHAT[:2], {"role": "assistant", "content": content}]
     assert text_of(of_merges([]), {"messages": messages}) == f"{content}\n"
@@ -283,12 +283,29 @@ def test_a_text_of_which_no_token_is_left_trains_nothing_and_gets_no_eos() -> No
     assert result["loss_mask"].tolist() == [0, 0]
 
 
-def test_an_empty_content_trains_what_ends_its_turn_if_anything_does() -> None:
+def test_an_empty_message_trains_nothing_or_it_would_teach_to_say_nothing() -> None:
     for empty in (None, ""):
-        messages = [CHAT[1], {"role": "assistant", "content": empty}]
-        assert text_of(BRACKETS, {"messages": messages}) == "[SEP]\n"
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    assert text_of(BRACKETS, {"messages": messages}, chat_template=template) == ""
+        messages = [CHAT[1], {"role": "assistant", "content": empty, "name": "a"}]
+        for train_headers in (False, True):
+            assert text_of(BRACKETS, {"messages": messages}, train_headers=train_headers) == ""
+        more = {"messages": [*messages, *CHAT[1:3]]}
+        assert text_of(BRACKETS, more) == "Four.[SEP]\n"
+
+
+def test_what_depends_on_the_content_counts_as_content_whatever_its_length() -> None:
+    template = "{% for m in messages %}({{ m.content | length }}):{{ m.content }};{% endfor %}"
+    for answer in ("a", "bb", "ccc"):
+        messages = [CHAT[1], {"role": "assistant", "content": answer}]
+        assert text_of(of_merges([]), {"messages": messages}, chat_template=template) == f"{len(answer)}):{answer};"
+
+
+@pytest.mark.parametrize(
+    "more", [{"tools": [{"type": "function", "function": {"name": "add"}}]}, {}], ids=["tools", "tool_calls"]
+)
+def test_the_default_template_refuses_tools_rather_than_leave_them_out(more: dict[str, Any]) -> None:
+    answer = {"role": "assistant", "content": None} | ({} if more else {"tool_calls": [{"name": "add"}]})
+    with pytest.raises(ValueError, match="the default template knows no tools; give a chat_template that does"):
+        ExampleTokenizer(BRACKETS)([{"messages": [CHAT[1], answer if not more else CHAT[2]], **more}])
 
 
 def test_the_sep_that_the_tokenizer_puts_behind_trains_and_the_cls_before_does_not() -> None:

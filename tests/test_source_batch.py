@@ -86,6 +86,8 @@ def test_so_is_one_that_fits_no_integer_of_the_machine(ids: list[int]) -> None:
         None,
         documents("text"),
         documents([1.5, 2.0]),
+        documents([-1, "a"]),
+        documents([2**64, None]),
         documents(np.ones((2, 2), np.int64)),
         documents(torch.ones(1, 3)),
         documents([1], [None]),

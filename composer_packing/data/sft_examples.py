@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 DEFAULT_CHAT_TEMPLATE = (
     "{{ bos_token or cls_token or '' }}{% for message in messages %}"
-    "{% if message['content'] and message['content'] is not string %}"
+    "{% if message['content'] is not string and message['content'] is not none %}"
     "{{ raise_exception('the default template takes strings as content') }}{% endif %}"
+    "{% if tools or message['tool_calls'] %}"
+    "{{ raise_exception('the default template knows no tools; give a chat_template that does') }}{% endif %}"
     "<|{{ message['role'] }}|>\n{{ message['content'] or '' }}{{ eos_token or sep_token or '' }}\n"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 """What renders chats where neither the caller nor the tokenizer has a template."""
 
-SENTINELS = ("x", "y")  # contents that differ at once, and that no template strips or takes for markup
+SENTINELS = ("x", "yy")  # contents that differ at once and in length, and that no template strips or takes for markup
 
 
 class _Text(NamedTuple):
@@ -50,9 +52,9 @@ class ExampleTokenizer:
     response trains nothing.
 
     `{"messages": [{"role": str, "content": str}, ...]}`, and `"tools"` for the template if there are any: messages of
-    `train_roles` train, from where their content begins to where the template ends them. All special tokens are the
-    template's; one that writes nothing behind a message teaches no stop. A content begins where the renderings with
-    other contents in its place part; what comes before, be it an empty `<think>` block, is header.
+    `train_roles` train, from where their content begins to where the template ends them; empty ones do not. All special
+    tokens are the template's; one that writes nothing behind a message teaches no stop. A content begins where the
+    renderings with other contents in its place part; what comes before, be it an empty `<think>` block, is header.
 
     Args:
         tokenizer: a fast one, which knows the characters of its tokens.
@@ -152,7 +154,8 @@ class ExampleTokenizer:
         whole = rendering(len(messages))
         trains = np.zeros(len(whole), bool)
         for index, message in enumerate(messages):
-            if message["role"] not in self._train_roles:
+            says_something = any(value for key, value in message.items() if key not in ("role", "name"))
+            if message["role"] not in self._train_roles or not says_something:
                 continue
             before, through = rendering(index), rendering(index + 1)
             others = [] if self._train_headers else _with_other_contents(number, messages[: index + 1], render)
