@@ -19,6 +19,17 @@ from composer_packing.documents import NO_TOKEN, Documents, LossMask, Tokens
 
 
 @compiled
+def _write_learned(tokens: Tokens, loss_mask: LossMask, ignore_index: int, labels: NDArray[np.int64]) -> int:
+    """Copy those tokens to `labels` that are to be learned, and give their number; all arrays are equally long."""
+    count = 0
+    for i in range(len(labels)):
+        is_target = loss_mask[i] != 0
+        labels[i] = np.int64(tokens[i]) if is_target else ignore_index
+        count += is_target
+    return count
+
+
+@compiled
 def fill_with_next_tokens(
     tokens: Tokens,
     loss_mask: LossMask,
@@ -50,24 +61,25 @@ def fill_with_next_tokens(
     """
     num_targets = np.zeros(len(input_ids), np.int64)
     for row in range(len(input_ids)):
+        ids, of_row = input_ids[row], labels[row]
         at = targets = 0
         for document in documents[placed[first[row] : first[row + 1]]]:
-            start, last = document.start, at + document.length - 1
-            input_ids[row, at : last + 1] = tokens[start : start + document.length]
+            start, end = document.start, document.start + document.length
+            last = at + document.length - 1
+            ids[at : last + 1] = tokens[start:end]
             if len(loss_mask) == 0:
-                labels[row, at:last] = tokens[start + 1 : start + document.length]
+                of_row[at:last] = tokens[start + 1 : end]
                 targets += document.length - 1
             else:
-                for i in range(1, document.length):
-                    is_target = loss_mask[start + i] != 0
-                    labels[row, at + i - 1] = np.int64(tokens[start + i]) if is_target else ignore_index
-                    targets += is_target
+                targets += _write_learned(
+                    tokens[start + 1 : end], loss_mask[start + 1 : end], ignore_index, of_row[at:last]
+                )
             has_next = document.next_token != NO_TOKEN
-            labels[row, last] = document.next_token if has_next else ignore_index
+            of_row[last] = document.next_token if has_next else ignore_index
             targets += has_next
             at = last + 1
-        input_ids[row, at:] = pad_token_id
-        labels[row, at:] = ignore_index
+        ids[at:] = pad_token_id
+        of_row[at:] = ignore_index
         attention_mask[row, :at] = 1
         attention_mask[row, at:] = 0
         num_targets[row] = targets
