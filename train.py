@@ -47,14 +47,13 @@ def train(config: TrainConfig) -> None:
     dist.initialize_dist(device, timeout=1800.0)  # seconds; the corpus may take longer than Composer's five minutes
     reproducibility.seed_all(config.seed)
     check_save_folder(config.save_folder)
-    if config.load_path is not None:
-        check_checkpoint(config.load_path, config.model)
+    trained_with = None if config.load_path is None else check_checkpoint(config.load_path, config.model)
 
     corpus = open_corpus(config)
     train_documents = corpus.documents("train", config.max_seq_len)
     eval_documents = corpus.documents("val", config.max_seq_len)
-    if config.load_path is not None:
-        check_tokenizer(config.load_path, corpus.tokenizer_file)
+    if config.load_path is not None and trained_with is not None:
+        check_tokenizer(config.load_path, trained_with, corpus.tokenizer_file)
     batches = train_batches(train_documents, config, corpus.vocab_size, pin_memory=device.name == "gpu")
     held_out = packed_dataspec(eval_batches(eval_documents, config, corpus.vocab_size))
     model, identity = PackedLanguageModel(config.model), RunIdentity(corpus.tokenizer_file, config.model)

@@ -55,39 +55,16 @@ def check_save_folder(save_folder: str) -> None:
         raise ConfigError(f"save_folder={save_folder}: {folder} cannot be written; give another")
 
 
-def check_checkpoint(load_path: str, model: ModernBertConfig) -> None:
-    """Raise ConfigError where a checkpoint is not there or comes from another model.
+def check_checkpoint(load_path: str, model: ModernBertConfig) -> str | None:
+    """The text of the tokenizer a checkpoint was trained with; None for one in an object store, which is not looked at.
 
     Args:
-        load_path: local file; of one in an object store nothing is checked.
+        load_path: the checkpoint.
         model: shape of the model that is to get its weights.
+
+    Raises:
+        ConfigError: the checkpoint is not there, or comes from another model.
     """
-    there = _identity(load_path)
-    for key, value in vars(model).items():
-        if there is not None and key not in FREE and there["model"].get(key) != value:
-            raise ConfigError(
-                f"load_path={load_path}: was trained with model.{key}={there['model'].get(key)}, not {value}; "
-                f"give the same"
-            )
-
-
-def check_tokenizer(load_path: str, tokenizer: Path) -> None:
-    """Raise ConfigError where a checkpoint was trained with another tokenizer.
-
-    Args:
-        load_path: local file; of one in an object store nothing is checked.
-        tokenizer: file of the one in use.
-    """
-    there = _identity(load_path)
-    if there is not None and there["tokenizer"] != tokenizer.read_text(encoding="utf-8"):
-        raise ConfigError(
-            f"load_path={load_path}: was trained with another tokenizer; packages or data.vocab_size differ: train it "
-            f"again, or give another checkpoint"
-        )
-
-
-def _identity(load_path: str) -> dict[str, Any] | None:
-    """What `RunIdentity` put into a checkpoint; None for one in an object store."""
     if "://" in load_path:
         return None
     path = Path(load_path.replace("{rank}", "0"))
@@ -95,9 +72,30 @@ def _identity(load_path: str) -> dict[str, Any] | None:
         wrong = "is a folder; give a file in it" if path.is_dir() else "there is no such file; train it first"
         raise ConfigError(f"load_path={load_path}: {wrong}, or give another checkpoint")
     try:
-        identity: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=False)["state"][
-            "callbacks"
-        ]["RunIdentity"]
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=False)["state"]
+        there = state["callbacks"]["RunIdentity"]
     except Exception as error:  # unpickling raises what it likes
         raise ConfigError(f"load_path={load_path}: is no whole checkpoint of a run ({type(error).__name__})") from error
-    return identity
+    for key, value in vars(model).items():
+        if key not in FREE and there["model"].get(key) != value:
+            raise ConfigError(
+                f"load_path={load_path}: was trained with model.{key}={there['model'].get(key)}, not {value}; "
+                f"give the same"
+            )
+    trained_with: str = there["tokenizer"]
+    return trained_with
+
+
+def check_tokenizer(load_path: str, trained_with: str, tokenizer: Path) -> None:
+    """Raise ConfigError where a checkpoint was trained with another tokenizer.
+
+    Args:
+        load_path: the checkpoint.
+        trained_with: what `check_checkpoint` gave.
+        tokenizer: file of the one in use.
+    """
+    if trained_with != tokenizer.read_text(encoding="utf-8"):
+        raise ConfigError(
+            f"load_path={load_path}: was trained with another tokenizer; packages or data.vocab_size differ: train it "
+            f"again, or give another checkpoint"
+        )

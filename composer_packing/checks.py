@@ -15,6 +15,11 @@ def chosen(kind: type[Choice], name: str, value: Any) -> Choice:
     raise ValueError(f"{name}={value!r} must be one of {', '.join(str(member.value) for member in kind)}")
 
 
+def shown(value: Any) -> str:
+    """Type and value in one line, cut to 80 characters."""
+    return f"{type(value).__name__}: {' '.join(str(value).split())[:80]}"
+
+
 def check_ints(**numbers: int) -> None:
     """Raise TypeError where a number is no int, and ValueError where it does not fit int64."""
     for name, number in numbers.items():

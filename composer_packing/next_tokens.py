@@ -30,57 +30,45 @@ def _write_learned(tokens: Tokens, loss_mask: LossMask, ignore_index: int, label
 
 
 @compiled
-def fill_with_next_tokens(
+def write_next_tokens(
     tokens: Tokens,
     loss_mask: LossMask,
     documents: Documents,
     placed: NDArray[np.int64],
     first: NDArray[np.int64],
-    pad_token_id: int,
     ignore_index: int,
-    input_ids: NDArray[np.int64],
     labels: NDArray[np.int64],
-    attention_mask: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Write the documents of each row end to end with their labels, and pad the rest. Padding is no target.
+    """Write the labels of rows that `packing.fill_rows` fills. Padding is no target.
 
     Args:
         tokens: all documents' tokens.
-        loss_mask: of all documents' tokens, or empty.
+        loss_mask: theirs, or empty.
         documents: the table.
         placed: `Layout.documents`.
         first: `Layout.first`.
-        pad_token_id: what stands in the slots no document holds.
         ignore_index: label of what is no target.
-        input_ids: int64 `(rows, row_len)`, written whole.
-        labels: the same.
-        attention_mask: the same: 1 where a document's token lies.
+        labels: int64 `(rows, row_len)`, written whole.
 
     Returns:
         int64 `(rows,)`, targets of each row.
     """
-    num_targets = np.zeros(len(input_ids), np.int64)
-    for row in range(len(input_ids)):
-        ids, of_row = input_ids[row], labels[row]
+    num_targets = np.zeros(len(labels), np.int64)
+    for row in range(len(labels)):
+        of_row = labels[row]
         at = targets = 0
         for document in documents[placed[first[row] : first[row + 1]]]:
-            start, end = document.start, document.start + document.length
+            start, end = document.start + 1, document.start + document.length
             last = at + document.length - 1
-            ids[at : last + 1] = tokens[start:end]
             if len(loss_mask) == 0:
-                of_row[at:last] = tokens[start + 1 : end]
+                of_row[at:last] = tokens[start:end]
                 targets += document.length - 1
             else:
-                targets += _write_learned(
-                    tokens[start + 1 : end], loss_mask[start + 1 : end], ignore_index, of_row[at:last]
-                )
+                targets += _write_learned(tokens[start:end], loss_mask[start:end], ignore_index, of_row[at:last])
             has_next = document.next_token != NO_TOKEN
             of_row[last] = document.next_token if has_next else ignore_index
             targets += has_next
             at = last + 1
-        ids[at:] = pad_token_id
         of_row[at:] = ignore_index
-        attention_mask[row, :at] = 1
-        attention_mask[row, at:] = 0
         num_targets[row] = targets
     return num_targets

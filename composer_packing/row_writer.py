@@ -9,7 +9,7 @@ from composer_packing.checks import check_ints
 from composer_packing.documents import Documents, LossMask, Tokens
 from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.masking import mask_in_place
-from composer_packing.next_tokens import fill_with_next_tokens
+from composer_packing.next_tokens import write_next_tokens
 from composer_packing.packing import Layout, fill_rows
 from composer_packing.policies import Objective
 
@@ -93,23 +93,22 @@ class RowWriter:
             "max_seqlen": layout.max_seqlen.tolist(),
         }
         placed = (documents, layout.documents, layout.first)
-        if self._suppress_masking:
+        keyed_masking = None if self._suppress_masking else self._keyed_masking
+        if keyed_masking is None:
             fill_rows(tokens, *placed, self._pad_token_id, ids, is_token)
+        if self._suppress_masking:
             return batch
         labels, targets = self._empty(rows)
         batch["labels"] = labels
         batch["attention_mask"] = attention_mask
         masking = (mask_prob, self._mask_token_id, self._ignore_token_id)
         if self._objective is not Objective.MLM:
-            num_targets = fill_with_next_tokens(
-                tokens, loss_mask, *placed, self._pad_token_id, self._ignore_token_id, ids, targets, is_token
-            )
-        elif self._keyed_masking is not None:
-            num_targets = self._keyed_masking.fill_masked(
+            num_targets = write_next_tokens(tokens, loss_mask, *placed, self._ignore_token_id, targets)
+        elif keyed_masking is not None:
+            num_targets = keyed_masking.fill_masked(
                 tokens, documents, layout, self._pad_token_id, *masking, ids, targets, is_token
             )
         else:
-            fill_rows(tokens, *placed, self._pad_token_id, ids, is_token)
             mask_in_place(ids, is_token, *masking, rng, targets)
             return batch
         batch["num_tokens"] = layout.num_tokens.tolist()

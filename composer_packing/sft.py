@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.checks import check_ints, check_positive
+from composer_packing.checks import check_ints, check_positive, shown
 from composer_packing.compiling import compiled
 from composer_packing.documents import DOCUMENT, Documents, LossMask
 from composer_packing.packing import fill_rows, lay_out
@@ -92,8 +92,8 @@ def pack_blocks(
         raise ValueError(f"{best_fit=} needs split=False, got {split=}")
     if loss_masks is not None and response_spans is not None:
         raise ValueError("loss_masks and response_spans must not both be given")
-    ids, lengths = end_to_end("each sequence", _listed("sequences", sequences))
-    tokens, starts = ids.astype(np.int64, copy=False), np.cumsum(lengths) - lengths
+    tokens, lengths = end_to_end("each sequence", _listed("sequences", sequences))
+    starts = np.cumsum(lengths) - lengths
 
     kept = np.minimum(lengths, max_seq_length)
     to_learn = None
@@ -227,16 +227,12 @@ def _set_room(most: NDArray[np.int64], room: int, value: int) -> None:
         most[at] = max(most[2 * at], most[2 * at + 1])
 
 
-def _shown(value: Any) -> str:
-    return f"{type(value).__name__}: {' '.join(str(value).split())[:80]}"
-
-
 def _listed(name: str, values: Iterable[Any]) -> list[Any]:
     """As a list, which can be read twice."""
     try:
         each = iter(values)
     except TypeError as error:
-        raise TypeError(f"{name} must be a sequence of sequences; got {_shown(values)}") from error
+        raise TypeError(f"{name} must be a sequence of sequences; got {shown(values)}") from error
     return list(each)
 
 
@@ -258,7 +254,7 @@ def _read_spans(all_spans: list[Any], lengths: NDArray[np.int64], starts: NDArra
                 pairs.append(end)
         except (TypeError, ValueError, KeyError, OverflowError) as error:
             raise TypeError(
-                f"response_spans[{number}] must be one (start, end) or a list of them; got {_shown(spans)}"
+                f"response_spans[{number}] must be one (start, end) or a list of them; got {shown(spans)}"
             ) from error
         counts.append(len(pairs) // 2)
     firsts, ends = np.array(pairs).reshape(-1, 2).T

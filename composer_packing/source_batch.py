@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.documents import LossMask
+from composer_packing.checks import shown
+from composer_packing.documents import LossMask, Tokens
 
 
 class FlatSourceBatch(NamedTuple):
@@ -81,8 +82,7 @@ def flat_source_batch(
         ids = [document["input_ids"] for document in documents]
     except (TypeError, KeyError, IndexError) as error:
         raise TypeError(
-            f"a source batch must be a list of {{'input_ids': ids}}, one per document; "
-            f"got {type(documents).__name__}: {str(documents)[:80]}"
+            f"a source batch must be a list of {{'input_ids': ids}}, one per document; got {shown(documents)}"
         ) from error
     tokens, lengths = end_to_end("input_ids", ids, vocab_size)
     if not loss_masked and any("loss_mask" in document for document in documents):
@@ -99,7 +99,7 @@ def flat_source_batch(
 
 def end_to_end(
     name: str, sequences: Sequence[Any], vocab_size: int | None = None, values: str = "token ids"
-) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64]]:
+) -> tuple[Tokens, NDArray[np.int64]]:
     """Ids of all sequences in one array, in the type `token_dtype` says, and how many each has.
 
     Args:
@@ -261,8 +261,5 @@ def _which_is_wrong(name: str, sequences: Sequence[Any]) -> str:
             if len(sequence):
                 np.concatenate([np.asarray(sequence)], out=np.empty(len(sequence), np.int64), casting="same_kind")
         except (TypeError, ValueError, OverflowError, RuntimeError):
-            return (
-                f"{name} must be a flat sequence of integers that fit int64; got "
-                f"{type(sequence).__name__}: {' '.join(str(sequence).split())[:80]}"
-            )
+            return f"{name} must be a flat sequence of integers that fit int64; got {shown(sequence)}"
     raise AssertionError("every sequence is well formed")

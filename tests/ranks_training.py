@@ -27,7 +27,7 @@ from composer_packing.lockstep import Lockstep
 from composer_packing.policies import Tail
 from tests.reference import RESULT, masked_documents
 from tests.test_dataspec import VOCAB_SIZE, config_of, documents_of, trainer_of
-from tests.test_model import hugging_face
+from tests.test_model import away_from_its_start, hugging_face
 
 MASK, SPECIAL = 4, range(5)
 LONGEST, COUNT = 40, 31
@@ -207,9 +207,7 @@ def main(arguments: list[str]) -> int:
     dist.initialize_dist("cpu")
     rank, world_size = dist.get_global_rank(), dist.get_world_size()
     torch.manual_seed(0)
-    model = PackedLanguageModel(config_of().model)
-    for parameter in model.parameters():  # norms and biases away from their start, or they would test nothing
-        torch.nn.init.normal_(parameter, mean=float(parameter.dim() < 2), std=0.2)
+    model = away_from_its_start(PackedLanguageModel(config_of().model))
 
     found: dict[str, Any] = {"gradient": {}, "loss": {}}
     for without_targets in (0, 12):

@@ -32,8 +32,9 @@ def saved(path: Path, tokenizer: Path, config: ModernBertConfig) -> str:
 
 
 def check(load_path: str, tokenizer: Path, config: ModernBertConfig) -> None:
-    check_checkpoint(load_path, config)
-    check_tokenizer(load_path, tokenizer)
+    trained_with = check_checkpoint(load_path, config)
+    assert trained_with is not None
+    check_tokenizer(load_path, trained_with, tokenizer)
 
 
 def test_a_checkpoint_holds_tokenizer_and_shape_and_another_run_starts_from_its_weights(

@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from composer_packing.batch import IGNORE_INDEX
 from composer_packing.model import ModernBertConfig, ModernBertForMaskedLM
+
+Module = TypeVar("Module", bound=torch.nn.Module)
 
 configs = st.builds(
     lambda heads, head_dim, **others: ModernBertConfig(
@@ -51,22 +54,32 @@ def hugging_face(config: ModernBertConfig) -> transformers.ModernBertForMaskedLM
     return transformers.ModernBertForMaskedLM(theirs).eval()
 
 
+def away_from_its_start(model: Module) -> Module:
+    """With random norms and biases too, or they would test nothing."""
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.dim() < 2), std=0.2)
+    return model
+
+
+def check_that_logits_are_theirs(ours: ModernBertForMaskedLM, theirs: Any, lengths: list[int], seed: int) -> None:
+    """Of documents in one row, and of each on its own."""
+    ids, cu_seqlens, longest = row_of(lengths, ours.model.config.vocab_size, seed)
+    with torch.no_grad():
+        packed = ours(ids, cu_seqlens, longest).logits
+        alone = torch.cat([theirs(input_ids=document[None]).logits[0] for document in ids.split(lengths)])
+    torch.testing.assert_close(packed, alone, atol=1e-4, rtol=1e-4)
+
+
 @settings(max_examples=30)
 @given(configs, st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(0, 1000))
 def test_logits_are_hugging_faces_for_each_document_on_its_own(
     config: ModernBertConfig, lengths: list[int], seed: int
 ) -> None:
     torch.manual_seed(seed)
-    ours = ModernBertForMaskedLM(config).eval()
-    for parameter in ours.parameters():  # norms and biases away from their start, or they would test nothing
-        torch.nn.init.normal_(parameter, mean=float(parameter.dim() < 2), std=0.2)
+    ours = away_from_its_start(ModernBertForMaskedLM(config)).eval()
     theirs = hugging_face(config)
     theirs.load_state_dict(ours.state_dict(), strict=True)
-    ids, cu_seqlens, longest = row_of(lengths, config.vocab_size, seed)
-    with torch.no_grad():
-        packed = ours(ids, cu_seqlens, longest).logits
-        alone = torch.cat([theirs(input_ids=document[None]).logits[0] for document in ids.split(lengths)])
-    torch.testing.assert_close(packed, alone, atol=1e-4, rtol=1e-4)
+    check_that_logits_are_theirs(ours, theirs, lengths, seed)
 
 
 def hugging_face_decoder(ours: ModernBertForMaskedLM) -> transformers.ModernBertDecoderForCausalLM:
@@ -102,15 +115,8 @@ def test_causal_logits_are_those_of_hugging_faces_decoder_for_each_document_on_i
 ) -> None:
     torch.manual_seed(seed)
     config = dataclasses.replace(config, causal=True, local_rope_theta=config.global_rope_theta)
-    ours = ModernBertForMaskedLM(config).eval()
-    for parameter in ours.parameters():
-        torch.nn.init.normal_(parameter, mean=float(parameter.dim() < 2), std=0.2)
-    theirs = hugging_face_decoder(ours)
-    ids, cu_seqlens, longest = row_of(lengths, config.vocab_size, seed)
-    with torch.no_grad():
-        packed = ours(ids, cu_seqlens, longest).logits
-        alone = torch.cat([theirs(input_ids=document[None]).logits[0] for document in ids.split(lengths)])
-    torch.testing.assert_close(packed, alone, atol=1e-4, rtol=1e-4)
+    ours = away_from_its_start(ModernBertForMaskedLM(config)).eval()
+    check_that_logits_are_theirs(ours, hugging_face_decoder(ours), lengths, seed)
 
 
 @given(st.lists(st.integers(1, 25), min_size=1, max_size=5), st.data())
