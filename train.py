@@ -16,7 +16,7 @@ from composer_packing.checkpoints import RunIdentity, check_checkpoint, check_sa
 from composer_packing.composer_model import PackedLanguageModel
 from composer_packing.config import ConfigError, TrainConfig
 from composer_packing.config_file import load
-from composer_packing.dataspec import eval_batches, open_corpus, packed_dataspec, train_batches
+from composer_packing.dataspec import eval_batches, open_data, packed_dataspec, train_batches
 from composer_packing.leaving import run
 from composer_packing.optim import WarmupStableDecayScheduler, parameter_groups
 from composer_packing.policies import Objective
@@ -49,14 +49,12 @@ def train(config: TrainConfig) -> None:
     check_save_folder(config.save_folder)
     trained_with = None if config.load_path is None else check_checkpoint(config.load_path, config.model)
 
-    corpus = open_corpus(config)
-    train_documents = corpus.documents("train", config.max_seq_len)
-    eval_documents = corpus.documents("val", config.max_seq_len)
+    data = open_data(config)
     if config.load_path is not None and trained_with is not None:
-        check_tokenizer(config.load_path, trained_with, corpus.tokenizer_file)
-    batches = train_batches(train_documents, config, corpus.vocab_size, pin_memory=device.name == "gpu")
-    held_out = packed_dataspec(eval_batches(eval_documents, config, corpus.vocab_size))
-    model, identity = PackedLanguageModel(config.model), RunIdentity(corpus.tokenizer_file, config.model)
+        check_tokenizer(config.load_path, trained_with, data.tokenizer.text)
+    batches = train_batches(data.train.documents, config, data.tokenizer.vocabulary, pin_memory=device.name == "gpu")
+    held_out = packed_dataspec(eval_batches(data.val.documents, config, data.tokenizer.vocabulary))
+    model, identity = PackedLanguageModel(config.model), RunIdentity(data.tokenizer.text, config.model)
     monitor = PackingMonitor(batches, config.mlm_probability if config.objective == Objective.MLM else None)
     trainer = Trainer(
         model=model,
@@ -82,7 +80,7 @@ def train(config: TrainConfig) -> None:
         load_weights_only=config.load_weights_only,
     )
     try:
-        say(start_lines(config, train_documents, model, device.name, precision, dist.get_world_size()))
+        say(start_lines(config, data, model, device.name, precision, dist.get_world_size()))
         trainer.eval()
         before = eval_loss(trainer)
         trainer.fit()

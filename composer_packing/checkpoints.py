@@ -22,16 +22,16 @@ FREE = ("causal", "attn_out_dropout", "initializer_range")
 class RunIdentity(Callback):
     """Puts the tokenizer and the shape of the model into every checkpoint.
 
-    They are at `["state"]["callbacks"]["RunIdentity"]`: `"tokenizer"`, the text of its file, and `"model"`, the keys of
+    They are at `["state"]["callbacks"]["RunIdentity"]`: `"tokenizer"`, the text of it, and `"model"`, the keys of
     `ModernBertConfig`.
 
     Args:
-        tokenizer: its file.
+        tokenizer: its text, as `TextTokenizer` has it.
         model: the shape.
     """
 
-    def __init__(self, tokenizer: Path, model: ModernBertConfig) -> None:
-        self._state = {"tokenizer": tokenizer.read_text(encoding="utf-8"), "model": dict(vars(model))}
+    def __init__(self, tokenizer: str, model: ModernBertConfig) -> None:
+        self._state = {"tokenizer": tokenizer, "model": dict(vars(model))}
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint gets."""
@@ -86,16 +86,16 @@ def check_checkpoint(load_path: str, model: ModernBertConfig) -> str | None:
     return trained_with
 
 
-def check_tokenizer(load_path: str, trained_with: str, tokenizer: Path) -> None:
+def check_tokenizer(load_path: str, trained_with: str, tokenizer: str) -> None:
     """Raise ConfigError where a checkpoint was trained with another tokenizer.
 
     Args:
         load_path: the checkpoint.
         trained_with: what `check_checkpoint` gave.
-        tokenizer: file of the one in use.
+        tokenizer: text of the one in use.
     """
-    if trained_with != tokenizer.read_text(encoding="utf-8"):
+    if trained_with != tokenizer:
         raise ConfigError(
-            f"load_path={load_path}: was trained with another tokenizer; packages or data.vocab_size differ: train it "
-            f"again, or give another checkpoint"
+            f"load_path={load_path}: was trained with another tokenizer; give that one, or for data.docs the same "
+            f"packages and vocab_size, or another checkpoint"
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
+from composer_packing.config_data import DataConfig
 from composer_packing.model import ModernBertConfig
 
 PRECISIONS = {"cpu": ("fp32",), "gpu": ("amp_bf16", "amp_fp16", "fp32")}
@@ -19,25 +20,13 @@ class ConfigError(ValueError):
 
 
 @dataclass
-class DataConfig:
-    """The built-in corpus: the documentation of the installed Python packages.
-
-    With `objective: sft`, signatures of their functions as prompts and the documentation as responses.
-
-    Attributes:
-        cache_folder: where the tokenized corpus is kept.
-        vocab_size: size of the tokenizer that is trained on it.
-    """
-
-    cache_folder: str = ".cache"
-    vocab_size: int = 8192
-
-
-@dataclass
 class TrainLoaderConfig:
-    """Packing of the training documents.
+    """Reading and packing of the training documents.
 
     Attributes:
+        num_workers: processes per rank that read and tokenize; 0 for none, the packing thread reads itself; null for
+            none where ids are read from disk as they are, and for a number by the cores otherwise.
+        prefetch_factor: source batches that each of them keeps ready.
         packing_strategy: subset_sum, or best_fit as published.
         packing_buffer_size: documents that may wait for a row, per rank; null for ten batches.
         packing_prefetch_factor: packed batches kept ready by the background thread.
@@ -50,6 +39,8 @@ class TrainLoaderConfig:
         masking_ratio_step_size: height of a stair.
     """
 
+    num_workers: int | None = None
+    prefetch_factor: int = 2
     packing_strategy: str = "subset_sum"
     packing_buffer_size: int | None = None
     packing_prefetch_factor: int = 5
@@ -68,9 +59,11 @@ class EvalLoaderConfig:
 
     Attributes:
         mlm_probability: share of tokens to predict, where the objective is mlm.
+        max_documents: how many of them at most, evenly over all.
     """
 
     mlm_probability: float = 0.15
+    max_documents: int = 10_000
 
 
 @dataclass

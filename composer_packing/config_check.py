@@ -3,6 +3,16 @@
 from operator import attrgetter
 
 from composer_packing.config import PRECISIONS, ConfigError, EvalLoaderConfig, TrainConfig, TrainLoaderConfig
+from composer_packing.config_data import (
+    BYTES_DTYPES,
+    DOCUMENT_PER,
+    ON_ERROR,
+    DocsConfig,
+    MdsConfig,
+    RecordsConfig,
+    StreamingConfig,
+    TextConfig,
+)
 from composer_packing.policies import Objective, PackingStrategy
 from composer_packing.schedules import MaskingSchedule
 
@@ -11,6 +21,9 @@ SHORTEST_SEQ_LEN = 8
 
 SMALLEST_VOCAB = 512
 """The special tokens and all 256 bytes, and some room for words."""
+
+MOST_WORKERS = 256
+"""Worker processes of a rank: more are a slip of the pen."""
 
 LARGEST = 2**32
 """What the numbers that `check` bounds must stay below; a seed is the strictest."""
@@ -29,8 +42,9 @@ def check(config: TrainConfig, world_size: int) -> None:
         ("seed", 0),
         ("max_seq_len", SHORTEST_SEQ_LEN),
         ("device_train_microbatch_size", 1),
-        ("data.vocab_size", SMALLEST_VOCAB),
+        ("train_loader.prefetch_factor", 1),
         ("train_loader.packing_prefetch_factor", 1),
+        ("eval_loader.max_documents", 1),
         ("optimizer.lr", 0),
         ("optimizer.eps", 0),
         ("optimizer.weight_decay", 0),
@@ -74,12 +88,51 @@ def check(config: TrainConfig, world_size: int) -> None:
     _check_objective(config)
     _check_load_path(config)
     _check_schedules(config)
-    if config.model.vocab_size < config.data.vocab_size:
-        raise ConfigError(
-            f"model.vocab_size={config.model.vocab_size}: must be at least data.vocab_size={config.data.vocab_size}"
-        )
+    _check_data(config)
     if config.device not in (None, *PRECISIONS):
         raise ConfigError(f"device={config.device}: must be cpu or gpu, or null for the GPU where there is one")
+
+
+def _check_data(config: TrainConfig) -> None:
+    sources, workers = config.data.sources, config.train_loader.num_workers
+    if len(sources) != 1:
+        known = "docs, text, jsonl, parquet, huggingface, mds or streaming"
+        raise ConfigError(
+            f"data: names {len(sources)} sources{': ' * bool(sources)}{', '.join(sources)}; it must be one of {known}"
+        )
+    ((kind, source),) = sources.items()
+    if workers is not None and not 0 <= workers <= MOST_WORKERS:
+        raise ConfigError(f"train_loader.num_workers={workers}: must lie between 0 and {MOST_WORKERS}, or be null")
+    if config.objective == Objective.SFT and kind != "docs":
+        raise ConfigError(
+            f"objective=sft: data.{kind} has no examples with a response; examples/fine_tune.py trains on your own"
+        )
+    if isinstance(source, DocsConfig) and not SMALLEST_VOCAB <= source.vocab_size <= config.model.vocab_size:
+        raise ConfigError(
+            f"data.docs.vocab_size={source.vocab_size}: must be at least {SMALLEST_VOCAB} and not exceed "
+            f"model.vocab_size={config.model.vocab_size}"
+        )
+    if isinstance(source, (TextConfig, RecordsConfig)):
+        if not source.train or source.val == []:
+            raise ConfigError(f"data.{kind}.{'val' if source.train else 'train'}=[]: give at least one file or folder")
+        if not 0 < source.val_share < 1:
+            raise ConfigError(f"data.{kind}.val_share={source.val_share}: must lie above 0 and below 1")
+        if source.on_error not in ON_ERROR:
+            raise ConfigError(f"data.{kind}.on_error={source.on_error}: must be stop or skip")
+    if isinstance(source, TextConfig) and source.document_per not in DOCUMENT_PER:
+        raise ConfigError(f"data.text.document_per={source.document_per}: must be file or blank_line")
+    if isinstance(source, (MdsConfig, StreamingConfig)) and source.bytes_dtype not in BYTES_DTYPES:
+        raise ConfigError(
+            f"data.{kind}.bytes_dtype={source.bytes_dtype}: must be an integer type, one of {', '.join(BYTES_DTYPES)}"
+        )
+    if isinstance(source, StreamingConfig):
+        if not source.streams:
+            raise ConfigError("data.streaming.streams={}: give at least one, as {mine: {remote: s3://bucket/folder}}")
+        for name, stream in source.streams.items():
+            weights = {key: getattr(stream, key) for key in ("proportion", "repeat", "choose")}
+            for key, weight in weights.items():
+                if weight is not None and not 0 < weight < LARGEST:
+                    raise ConfigError(f"data.streaming.streams.{name}.{key}={weight}: must be above 0 and below 2**32")
 
 
 def _check_objective(config: TrainConfig) -> None:

@@ -2,8 +2,8 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -94,8 +94,9 @@ def _one_line(error: OmegaConfBaseException) -> str:
 def _keys(schema: Any, prefix: str = "") -> list[str]:
     """All keys of a dataclass, nested ones with dots."""
     keys = []
-    for each in fields(schema):
-        keys.append(prefix + each.name)
-        if is_dataclass(each.type):
-            keys.extend(_keys(each.type, f"{prefix}{each.name}."))
+    for name, kind in get_type_hints(schema).items():
+        keys.append(prefix + name)
+        for part in (kind, *get_args(kind)):  # `Schema | None` too
+            if is_dataclass(part):
+                keys.extend(_keys(part, f"{prefix}{name}."))
     return keys

@@ -1,9 +1,9 @@
 """Packed batches as Composer takes them: a `DataSpec` for training and one for evaluation."""
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from composer import DataSpec
 from composer.utils import dist
@@ -20,14 +20,17 @@ from composer_packing.batch import (
 )
 from composer_packing.best_fit_packer import GreedyBestFitSequencePacker
 from composer_packing.config import ConfigError, TrainConfig
-from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID, SPECIAL_TOKEN_IDS, Corpus, open_or_build
-from composer_packing.data.dataset import DocumentDataset
-from composer_packing.data.sampler import ShareSampler
+from composer_packing.data.loader import DocumentLoader, num_workers_of
+from composer_packing.data.sampler import NumberBatches, ShareSampler
+from composer_packing.data.sources import Documents, Source, open_source
+from composer_packing.data.stream_sampler import StreamSampler, WantedBatches
+from composer_packing.data.streamed import StreamedDocuments
+from composer_packing.data.tokenizer import Vocabulary
 from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.lockstep import Lockstep
-from composer_packing.policies import Objective, PackingStrategy, Tail
+from composer_packing.policies import Objective, OverLong, PackingStrategy, Tail
 from composer_packing.sequence_packer import SequencePacker
-from composer_packing.source_batch import FlatSourceBatch, SourceBatch
+from composer_packing.source_batch import SourceBatch
 from composer_packing.subset_sum_packer import SubsetSumSequencePacker
 
 PACKERS: dict[PackingStrategy, type[SequencePacker]] = {
@@ -73,57 +76,41 @@ def packed_dataspec(batches: Iterable[Batch]) -> DataSpec:
     )
 
 
-def open_corpus(config: TrainConfig) -> Corpus:
-    """The corpus, built by the first rank of this machine while the others wait.
+def open_data(config: TrainConfig) -> Source:
+    """The documents of a run, built by the first rank of this machine while the others wait.
 
     Raises:
-        ConfigError: the cache folder cannot be read or written.
+        ConfigError: as `open_source` says.
     """
-    with dist.run_local_rank_zero_first():
-        try:
-            return open_or_build(
-                Path(config.data.cache_folder), config.data.vocab_size, config.objective == Objective.SFT
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"data.cache_folder={config.data.cache_folder}: {error.strerror or error}: {error.filename}; "
-                f"give a folder that can be written"
-            ) from error
+    return open_source(config, dist.run_local_rank_zero_first)
 
 
 def train_batches(
-    documents: DocumentDataset, config: TrainConfig, vocab_size: int, pin_memory: bool = False
+    documents: Documents, config: TrainConfig, vocabulary: Vocabulary, pin_memory: bool = False
 ) -> Lockstep:
     """This rank's share of the documents, shuffled anew each epoch, packed on a background thread.
+
+    Worker processes are started here, before that thread is.
 
     Args:
         documents: what all ranks share.
         config: the run, its durations resolved.
-        vocab_size: random words are drawn below it.
+        vocabulary: of their tokenizer.
         pin_memory: put batches into pinned memory, for a GPU.
 
     Raises:
         ConfigError: the packer does not take the settings.
     """
-    rank, world_size = dist.get_global_rank(), dist.get_world_size()
-    sampler = ShareSampler(documents, world_size, rank, config.seed)
-    loader = DataLoader(
-        documents,
-        config.device_batch_size(world_size),
-        sampler=sampler,
-        collate_fn=_as_it_is,  # type: ignore[arg-type] # a dataset that has `__getitems__` need not give a list
-        # Or each epoch would draw from PyTorch's global generator, on the packing thread, at any time in the training.
-        generator=torch.Generator(),
-    )
+    world_size = dist.get_world_size()
     settings = config.train_loader
     minimum = settings.batch_size_warmup_min_size
     try:
         packer = _packer(
-            loader,
+            document_loader(documents, config),
             config,
+            vocabulary,
             mask_prob=config.mlm_probability,
             mask_seed=config.seed,
-            vocab_size=vocab_size,
             tail=Tail.CARRY,
             pin_memory=pin_memory,
             batch_size_warmup_min_size=None if minimum is None else minimum // world_size,
@@ -139,49 +126,71 @@ def train_batches(
     return Lockstep(packer, settings.packing_prefetch_factor)
 
 
-def eval_batches(documents: DocumentDataset, config: TrainConfig, vocab_size: int) -> list[Batch]:
+def document_loader(documents: Documents, config: TrainConfig) -> DocumentLoader:
+    """What reads this rank's share of the documents; its worker processes are started here, if it has any."""
+    rank, world_size, ranks_of_node = dist.get_global_rank(), dist.get_world_size(), dist.get_local_world_size()
+    batch_size, settings = config.device_batch_size(world_size), config.train_loader
+    is_streamed = isinstance(documents, StreamedDocuments)
+    num_workers = num_workers_of(settings.num_workers, documents.are_texts, is_streamed, ranks_of_node)
+    sampler: ShareSampler | StreamSampler
+    batches: NumberBatches | WantedBatches
+    if isinstance(documents, StreamedDocuments):
+        sampler = StreamSampler(documents, world_size, rank, ranks_of_node, config.seed)
+        batches = WantedBatches(sampler, documents, batch_size)
+    else:
+        sampler = ShareSampler(documents, world_size, rank, config.seed)
+        batches = NumberBatches(sampler, batch_size)
+    return DocumentLoader(documents, sampler, batches, num_workers, settings.prefetch_factor)
+
+
+def eval_batches(documents: Documents, config: TrainConfig, vocabulary: Vocabulary) -> list[Batch]:
     """This rank's share of the documents in batches, with masks made once.
 
-    Every document is in exactly one batch, and its masks depend on nothing but its place in the dataset. Ranks
-    get equally many batches: those that have fewer are given rows of padding, which weigh nothing.
+    Every document is in exactly one batch, up to `eval_loader.max_documents` of them, evenly over all; its masks depend
+    on nothing but its place in the dataset. Ranks get equally many batches: those that have fewer are given rows of
+    padding, which weigh nothing.
 
     Args:
         documents: what all ranks share.
         config: the run.
-        vocab_size: random words are drawn below it.
+        vocabulary: of their tokenizer.
 
     Raises:
         ConfigError: there is no target to evaluate.
     """
     rank, world_size = dist.get_global_rank(), dist.get_world_size()
-    share = range(rank, len(documents), world_size)
+    count = min(len(documents), config.eval_loader.max_documents)
+    share = np.linspace(0, len(documents), count, endpoint=False).astype(np.int64)[rank::world_size]
     step = config.device_batch_size(world_size)
     source = [documents.__getitems__(share[at : at + step]) for at in range(0, len(share), step)]
-    packer = _packer(source, config, config.eval_loader.mlm_probability, EVAL_SEED, vocab_size, Tail.EMIT)
+    packer = _packer(source, config, vocabulary, config.eval_loader.mlm_probability, EVAL_SEED, Tail.EMIT)
     batches = [with_counts(batch) for batch in packer]  # once, not at every evaluation
-    assert packer.seqs_emitted == len(share)
+    assert packer.token_account.read == packer.token_account.emitted
     targets = sum(get_num_targets_in_packed_batch(batch) for batch in batches)
     ranks = dist.all_gather_object((len(batches), targets))
     if not any(targets for _, targets in ranks):
         of_mlm = config.objective == Objective.MLM
         mlm_probability = config.eval_loader.mlm_probability
         what = f"eval_loader.{mlm_probability=}: raise it, or" if of_mlm else f"objective={config.objective}:"
-        raise ConfigError(f"{what} give more documents: no token of {len(documents)} that are held out is a target")
+        raise ConfigError(f"{what} give more documents: no token of {count} that are held out is a target")
     most = max(count for count, _ in ranks)
-    return batches + [with_counts(_row_of_padding(config.row_len))] * (most - len(batches))
+    padding = with_counts(_row_of_padding(config.row_len, vocabulary.pad_token_id))
+    return batches + [padding] * (most - len(batches))
 
 
 def _packer(
     source: Iterable[SourceBatch],
     config: TrainConfig,
+    vocabulary: Vocabulary,
     mask_prob: float,
     mask_seed: int,
-    vocab_size: int,
     tail: Tail,
     **more: Any,
 ) -> SequencePacker:
     world_size = dist.get_world_size()
-    hides = config.objective == Objective.MLM
+    keyed_masking = None
+    if config.objective == Objective.MLM:
+        keyed_masking = KeyedMasking(mask_seed, vocabulary.size, vocabulary.special_token_ids)
     packer = PACKERS[PackingStrategy(config.train_loader.packing_strategy)]
     return packer.from_composer(
         source,
@@ -189,26 +198,24 @@ def _packer(
         micro_batch_size=config.device_train_microbatch_size,
         max_seq_len=config.max_seq_len,
         buffer_size=config.buffer_size(world_size),
-        pad_token_id=PAD_TOKEN_ID,
-        mask_token_id=MASK_TOKEN_ID,
+        pad_token_id=vocabulary.pad_token_id,
+        mask_token_id=vocabulary.mask_token_id or 0,
         mask_prob=mask_prob,
         world_size=world_size,
         tail=tail,
+        over_long=OverLong.ERROR if config.objective == Objective.SFT else OverLong.SPLIT,
+        max_document_len=config.max_seq_len,
         objective=config.objective,
-        keyed_masking=KeyedMasking(mask_seed, vocab_size, SPECIAL_TOKEN_IDS) if hides else None,
+        keyed_masking=keyed_masking,
         **more,
     )
 
 
-def _row_of_padding(row_len: int) -> Batch:
+def _row_of_padding(row_len: int, pad_token_id: int) -> Batch:
     return {
-        "input_ids": torch.full((1, row_len), PAD_TOKEN_ID),
+        "input_ids": torch.full((1, row_len), pad_token_id),
         "labels": torch.full((1, row_len), IGNORE_INDEX),
         "cu_seqlens": [torch.tensor([0, row_len], dtype=torch.int32)],
         "max_seqlen": [row_len],
         "attention_mask": torch.zeros((1, row_len), dtype=torch.int64),
     }
-
-
-def _as_it_is(documents: FlatSourceBatch) -> FlatSourceBatch:
-    return documents

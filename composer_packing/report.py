@@ -9,7 +9,7 @@ from torch import nn
 from composer_packing.attention import describe_attention
 from composer_packing.callbacks import RunSummary
 from composer_packing.config import TrainConfig
-from composer_packing.data.dataset import DocumentDataset
+from composer_packing.data.sources import Source
 from composer_packing.policies import Objective
 from composer_packing.times import UNITS, Duration, duration_of
 
@@ -23,7 +23,7 @@ OBJECTIVES = {
 
 def start_lines(
     config: TrainConfig,
-    documents: DocumentDataset,
+    data: Source,
     model: nn.Module,
     device: str,
     precision: str,
@@ -33,7 +33,7 @@ def start_lines(
 
     Args:
         config: the run.
-        documents: the training split.
+        data: what is read.
         model: what is trained.
         device: Composer's name of it, cpu or gpu.
         precision: Composer's name of it.
@@ -45,9 +45,9 @@ def start_lines(
     duration = duration_of("max_duration", config.max_duration)
     slots = config.global_train_batch_size * config.max_seq_len
     rows = config.global_train_batch_size // config.device_train_microbatch_size
-    tokens_each = {"tok": 1.0, "ba": float(slots), "sp": documents.num_tokens / len(documents)}[duration.unit]
+    tokens_each = {"tok": 1.0, "ba": float(slots), "sp": data.train.num_tokens / data.train.per_epoch}[duration.unit]
     tokens = duration.count * tokens_each
-    loader, scheduler = config.train_loader, config.scheduler
+    loader, scheduler, held_out = config.train_loader, config.scheduler, len(data.val.documents)
     warmup, decay = duration_of("t_warmup", scheduler.t_warmup), duration_of("t_decay", scheduler.t_decay)
     up = f"up over {_words(warmup)}" if warmup.count else "constant"
     schedules = [f"learning rate {up}" + (f", down over the last {_words(decay)}" if decay.count else "")]
@@ -70,22 +70,13 @@ def start_lines(
             f"model      {num_parameters:,} parameters, ln(vocabulary) = {math.log(config.model.vocab_size):.2f}",
             f"objective  {OBJECTIVES[Objective(config.objective)].format(config=config)}",
             *([f"weights    of {config.load_path}"] if config.load_path else []),
-            f"data       {_data(config, documents)}",
+            f"data       {data.train.summary}",
+            f"held out   {min(held_out, config.eval_loader.max_documents):,} of {held_out:,} documents to evaluate on",
             f"batch      {rows} rows of {config.row_len} slots = {slots:,} slots",
             f"duration   {_words(duration)} = about {tokens / slots:,.0f} full batches "
-            f"= {tokens / documents.num_tokens:.2f} epochs",
+            f"= {tokens / data.train.num_tokens:.2f} epochs",
             *(f"schedule   {schedule}" for schedule in schedules),
         ]
-    )
-
-
-def _data(config: TrainConfig, documents: DocumentDataset) -> str:
-    longer = f"{documents.num_long:,} longer than {config.max_seq_len}"
-    if config.objective != Objective.SFT:
-        return f"{documents.num_documents:,} documents, {documents.num_tokens:,} tokens; {longer} come in pieces"
-    return (
-        f"{len(documents):,} of {documents.num_documents:,} examples, {documents.num_tokens:,} tokens; {longer} cut, "
-        f"{documents.num_dropped:,} dropped as nothing of their response was left"
     )
 
 

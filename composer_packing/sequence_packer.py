@@ -58,11 +58,11 @@ class SequencePacker(abc.ABC):
         masking_ratio_step_size: height of a stair; `"stair"` only.
         world_size: ranks that share the global tokens.
         tail: what becomes of the documents that are left at the end of an epoch.
-        over_long: what becomes of a document that is longer than a row.
+        over_long: what becomes of a document that is longer than `max_document_len`.
         objective: what a token's label is; masks are drawn for `"mlm"` only, the others' batches have their counts.
-        keyed_masking: draws the masks in the place of numpy, from each document's number; then `seed` has no use,
-            and batches have their counts.
+        keyed_masking: draws masks from each document's number; `seed` has no use then, and batches have their counts.
         pin_memory: put batches into pinned memory, for a GPU.
+        max_document_len: tokens that a document or piece has at most; None for as many as a row has slots.
 
     Raises:
         ValueError: numbers do not go together; while iterating, a document does not fit a row, an id is out of range,
@@ -103,9 +103,11 @@ class SequencePacker(abc.ABC):
         objective: Objective | str = Objective.MLM,
         keyed_masking: KeyedMasking | None = None,
         pin_memory: bool = False,
+        max_document_len: int | None = None,
     ) -> None:
         check_positive(src_batch_size=src_batch_size, src_max_seq_len=src_max_seq_len, world_size=world_size)
-        check_positive(out_batch_size=out_batch_size, out_pseq_len=out_pseq_len)
+        longest = out_pseq_len if max_document_len is None else max_document_len
+        check_positive(out_batch_size=out_batch_size, out_pseq_len=out_pseq_len, max_document_len=longest)
         if buffer_size <= src_batch_size:
             raise ValueError(f"{buffer_size=} must exceed {src_batch_size=}: the buffer would never be filled")
         self.src_iterable = src_iterable
@@ -127,7 +129,6 @@ class SequencePacker(abc.ABC):
             *(self.objective, out_pseq_len, pad_token_id, mask_token_id, ignore_token_id),
             *(suppress_masking, keyed_masking, pin_memory),
         )
-        warmup = (batch_size_warmup_min_size, batch_size_warmup_tokens)
         cooldown = (
             *(final_masking_ratio, masking_ratio_cooldown_tokens, masking_ratio_cooldown_start_tokens),
             *(masking_cooldown_schedule_type, masking_ratio_step_size),
@@ -135,16 +136,14 @@ class SequencePacker(abc.ABC):
         self._schedules = PackingSchedules(
             out_batch_size,
             mask_prob,
-            warmup_from_options(out_batch_size, *warmup, world_size),
+            warmup_from_options(out_batch_size, batch_size_warmup_min_size, batch_size_warmup_tokens, world_size),
             cooldown_from_options(mask_prob, *cooldown, world_size),
         )
         if self._schedules.changes_mask_ratio and self.objective is not Objective.MLM:
             raise ValueError(f"{final_masking_ratio=}: with objective={self.objective.value!r} nothing is masked")
         self.epoch = -1
         self._waiting = WaitingBuffer(
-            src_batch_size,
-            out_pseq_len,
-            self.over_long,
+            *(src_batch_size, min(longest, out_pseq_len), self.over_long),
             vocab_size=None if keyed_masking is None else keyed_masking.vocab_size,
             numbered=keyed_masking is not None,
             loss_masked=self.objective is Objective.SFT,

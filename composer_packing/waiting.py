@@ -64,7 +64,7 @@ class WaitingBuffer:
 
     Args:
         src_batch_size: documents that a source batch has at most.
-        row_len: tokens that a document has at most.
+        max_document_len: tokens that a document or piece has at most, which is a row as a rule.
         over_long: what becomes of those that have more.
         vocab_size: ids lie below it; None for any id.
         numbered: the source gives each document's number, which is kept.
@@ -85,7 +85,7 @@ class WaitingBuffer:
     def __init__(
         self,
         src_batch_size: int,
-        row_len: int,
+        max_document_len: int,
         over_long: OverLong = OverLong.ERROR,
         vocab_size: int | None = None,
         numbered: bool = False,
@@ -96,10 +96,10 @@ class WaitingBuffer:
         self.documents: Documents = np.empty(0, DOCUMENT)
         self.order = np.empty(0, np.int64)
         self.num_added = self.num_gone = 0
-        self.shortest = row_len
+        self.shortest = max_document_len
         self.account = TokenAccount()
         self._src_batch_size = src_batch_size
-        self._row_len = row_len
+        self._max_document_len = max_document_len
         self._over_long = over_long
         self._vocab_size = vocab_size
         self._numbered = numbered
@@ -130,7 +130,7 @@ class WaitingBuffer:
             if self._idle_reads == IDLE_READS:
                 raise ValueError(
                     f"{IDLE_READS} source batches in a row gave no document to pack; so far "
-                    f"{self.account.over_long_documents} were longer than a row of {self._row_len} slots, and of "
+                    f"{self.account.over_long_documents} were longer than {self._max_document_len} tokens, and of "
                     f"{self.account.documents_without_targets} nothing that a row holds was to be learned"
                 )
             return added
@@ -158,7 +158,7 @@ class WaitingBuffer:
             )
         if self._vocab_size is None:
             self._widen(tokens.dtype)
-        self._make_room(len(tokens), len(lengths) + len(tokens) // self._row_len)
+        self._make_room(len(tokens), len(lengths) + len(tokens) // self._max_document_len)
         tokens_end = self._tokens_end + len(tokens)
         entered = Entered(
             *enter(
@@ -171,8 +171,8 @@ class WaitingBuffer:
                 self.documents[self._documents_end :],
                 self.order,
                 (self._tokens_end, self._documents_end, epoch, batch, self.num_added),
-                self._row_len,
-                {OverLong.TRUNCATE: self._row_len, OverLong.DROP: 0}.get(self._over_long, len(tokens)),
+                self._max_document_len,
+                {OverLong.TRUNCATE: self._max_document_len, OverLong.DROP: 0}.get(self._over_long, len(tokens)),
             )
         )
         self._check(entered, len(tokens))
@@ -219,9 +219,9 @@ class WaitingBuffer:
                 f"{entered.longest}, come to {entered.total}"
             )
         check_ids(entered.smallest, entered.largest, self._vocab_size)
-        if entered.longest > self._row_len and self._over_long is OverLong.ERROR:
+        if entered.longest > self._max_document_len and self._over_long is OverLong.ERROR:
             raise ValueError(
-                f"a document of {entered.longest} tokens does not fit a row of {self._row_len} slots; "
+                f"a document of {entered.longest} tokens does not fit a row of {self._max_document_len} slots; "
                 f"give another over_long policy, or cut or split it before it is packed"
             )
 
@@ -241,7 +241,7 @@ class WaitingBuffer:
         self.order = (np.cumsum(is_waiting) - 1)[self.order]
         self._documents_end = len(self.order)
         self._tokens_end, self.shortest = move_to_front(
-            self.tokens, self.loss_mask, self.documents, is_waiting, self._row_len
+            self.tokens, self.loss_mask, self.documents, is_waiting, self._max_document_len
         )
         if not self._fits(2 * tokens + self._tokens_end, 2 * documents + self._documents_end):
             self.tokens = _grown(self.tokens, self._tokens_end, tokens)

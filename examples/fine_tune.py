@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader
 
 from composer_packing import Lockstep, SubsetSumSequencePacker, flat_source_batch
 from composer_packing.composer_model import PackedLanguageModel
-from composer_packing.data.corpus import fast_tokenizer, train_tokenizer
 from composer_packing.data.sampler import ShareSampler
 from composer_packing.data.sft_examples import ExampleTokenizer
+from composer_packing.data.tokenizer import fast_tokenizer, train_tokenizer
 from composer_packing.dataspec import packed_dataspec
 from composer_packing.model import ModernBertConfig
 

@@ -4,7 +4,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from composer.utils import dist
+from numpy.typing import NDArray
 
 import train
 from composer_packing.data.dataset import DocumentDataset
@@ -14,7 +16,7 @@ read = DocumentDataset.__getitems__
 reads = 0
 
 
-def broken(self: DocumentDataset, indices: Sequence[int]) -> Any:
+def broken(self: DocumentDataset, indices: Sequence[int] | NDArray[np.int64]) -> Any:
     global reads
     reads += len(indices)
     if dist.get_global_rank() == 1 and reads >= 1500:

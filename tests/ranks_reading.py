@@ -12,12 +12,14 @@ from composer.utils import dist
 
 from composer_packing.batch import Batch
 from composer_packing.data.dataset import DocumentDataset
+from composer_packing.data.tokenizer import Vocabulary
 from composer_packing.dataspec import eval_batches, train_batches
 from composer_packing.leaving import run
 from tests.reference import RESULT, masked_documents
 from tests.test_dataspec import config_of
 
-EPOCHS, VOCAB_SIZE = 3, 1000
+EPOCHS = 3
+VOCABULARY = Vocabulary(1000, 0, 4, range(5))
 
 
 def numbered(count: int) -> DocumentDataset:
@@ -33,10 +35,10 @@ def told(batches: list[Batch]) -> list[Any]:
 
 
 def fed(count: int) -> dict[str, Any]:
-    batches = train_batches(numbered(count), config_of(mlm_probability=0.5), VOCAB_SIZE)
+    batches = train_batches(numbered(count), config_of(mlm_probability=0.5), VOCABULARY)
     train = [list(batches) for _ in range(EPOCHS)]
     batches.close()
-    evaluation = eval_batches(numbered(count), config_of(), VOCAB_SIZE)
+    evaluation = eval_batches(numbered(count), config_of(), VOCABULARY)
     return {
         "train": [told(epoch) for epoch in train],
         "batches": [len(epoch) for epoch in train],

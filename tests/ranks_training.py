@@ -26,7 +26,7 @@ from composer_packing.leaving import run
 from composer_packing.lockstep import Lockstep
 from composer_packing.policies import Tail
 from tests.reference import RESULT, masked_documents
-from tests.test_dataspec import VOCAB_SIZE, config_of, documents_of, trainer_of
+from tests.test_dataspec import VOCAB_SIZE, VOCABULARY, config_of, documents_of, trainer_of
 from tests.test_model import away_from_its_start, hugging_face
 
 MASK, SPECIAL = 4, range(5)
@@ -184,7 +184,7 @@ def clock() -> dict[str, Any]:
             final_masking_ratio=0.1,
         ),
     )
-    batches = train_batches(documents_of(150), config, VOCAB_SIZE)
+    batches = train_batches(documents_of(150), config, VOCABULARY)
     fed = Fed()
     trainer = trainer_of(config, batches, PackedLanguageModel(config.model), callbacks=[fed])
     trainer.fit()
@@ -230,7 +230,7 @@ def main(arguments: list[str]) -> int:
     found["evaluation"] = {}
     for micro in (1, 2, 4):
         config = config_of(device_train_microbatch_size=micro, global_train_batch_size=16)
-        held_out = packed_dataspec(eval_batches(documents_of(61), config, VOCAB_SIZE))
+        held_out = packed_dataspec(eval_batches(documents_of(61), config, VOCABULARY))
         trainer = Trainer(
             model=model, eval_dataloader=Evaluator(label="eval", dataloader=held_out), device="cpu", progress_bar=False
         )

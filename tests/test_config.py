@@ -7,7 +7,12 @@ from composer_packing.config import ConfigError, TrainConfig
 from composer_packing.config_file import load
 
 YAMLS = Path(__file__).parent.parent / "yamls"
-SMALLEST = ["max_duration=1000tok", "global_train_batch_size=8", "device_train_microbatch_size=2"]
+SMALLEST = [
+    "data.docs.vocab_size=8192",
+    "max_duration=1000tok",
+    "global_train_batch_size=8",
+    "device_train_microbatch_size=2",
+]
 
 
 @pytest.fixture
@@ -96,8 +101,8 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("train_loader.packing_prefetch_factor=0", "packing_prefetch_factor=0: must be at least 1"),
         ("mlm_probability=0", "mlm_probability=0.0: must lie above 0"),
         ("eval_loader.mlm_probability=1.5", "eval_loader.mlm_probability=1.5: "),
-        ("model.vocab_size=600", "model.vocab_size=600: must be at least data.vocab_size=8192"),
-        ("data.vocab_size=100", "data.vocab_size=100: must be at least 512"),
+        ("model.vocab_size=600", "data.docs.vocab_size=8192: must be at least 512 and not exceed model.vocab_size=600"),
+        ("data.docs.vocab_size=100", "data.docs.vocab_size=100: must be at least 512"),
         ("model.hidden_size=127", "model.hidden_size=127 must be a multiple"),
         ("model.num_hidden_layers=0", "model.num_hidden_layers=0"),
         ("model.attn_out_dropout=1.0", "model.attn_out_dropout=1.0"),

@@ -13,14 +13,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from composer_packing.config import ConfigError
 from composer_packing.data import corpus as corpus_module
-from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID, Corpus, open_or_build
+from composer_packing.data.corpus import Corpus, open_or_build
 from composer_packing.data.dataset import DocumentDataset
 from composer_packing.data.documentation import docstrings, documents, source_files
 
 VOCAB_SIZE = 600
+
+
+def tokenizer_of(corpus: Corpus) -> Tokenizer:
+    return Tokenizer.from_file(str(corpus.tokenizer_file))
 
 
 def test_docstrings_of_modules_classes_and_functions_are_found_and_nothing_else() -> None:
@@ -94,15 +99,17 @@ def test_a_corpus_holds_every_document_once_with_cls_and_sep(few_files: Any, tmp
         assert tokens.dtype == np.uint16
         for start, end in itertools.pairwise(offsets):
             ids = tokens[start:end].tolist()
-            assert corpus.tokenizer.id_to_token(ids[0]) == "[CLS]"
-            assert corpus.tokenizer.id_to_token(ids[-1]) == "[SEP]"
-            texts.append(corpus.tokenizer.decode(ids))
+            assert tokenizer_of(corpus).id_to_token(ids[0]) == "[CLS]"
+            assert tokenizer_of(corpus).id_to_token(ids[-1]) == "[SEP]"
+            texts.append(tokenizer_of(corpus).decode(ids))
     assert sorted(texts) == sorted(documents(path for _, path in few_files))
     counts = json.loads((corpus.folder / "corpus.json").read_text())
     assert counts["train"]["documents"] + counts["val"]["documents"] == 200
     assert counts["val"]["documents"] > 0
-    assert corpus.tokenizer.id_to_token(PAD_TOKEN_ID) == "[PAD]"
-    assert corpus.tokenizer.id_to_token(MASK_TOKEN_ID) == "[MASK]"
+    size, pad, mask, special = corpus.tokenizer.vocabulary
+    assert [tokenizer_of(corpus).id_to_token(number) for number in (pad, mask)] == ["[PAD]", "[MASK]"]
+    assert list(special) == [0, 1, 2, 3, 4]
+    assert size == tokenizer_of(corpus).get_vocab_size()
 
 
 @pytest.fixture
@@ -123,14 +130,14 @@ def test_examples_are_signatures_with_their_documentation_and_only_that_is_learn
     corpus = open_or_build(tmp_path / "cache", VOCAB_SIZE, has_examples=True)
     docs = open_or_build(tmp_path / "cache", VOCAB_SIZE)
     assert corpus.tokenizer_file.read_bytes() == docs.tokenizer_file.read_bytes()
-    read, decode = set(), corpus.tokenizer.decode
+    read, decode = set(), tokenizer_of(corpus).decode
     for split in ("train", "val"):
         tokens, offsets, loss_mask = corpus.split(split)
         assert loss_mask is not None
         held_in_docs = {decode(ids.tolist()) for ids in np.split(docs.split(split)[0], docs.split(split)[1][1:-1])}
         for start, end in itertools.pairwise(offsets):
             ids, learned = tokens[start:end], loss_mask[start:end] == 1
-            assert corpus.tokenizer.id_to_token(ids[-1]) == "[SEP]"
+            assert tokenizer_of(corpus).id_to_token(ids[-1]) == "[SEP]"
             assert learned[-1], "or it would not learn to stop"
             response = decode(ids[learned].tolist())
             assert response in held_in_docs, "what one corpus holds out is held out by the other"
@@ -151,7 +158,7 @@ def test_examples_that_leave_nothing_to_learn_are_an_error_that_names_the_length
 def test_a_document_stays_in_its_split_whatever_else_there_is(few_files: list[Any], tmp_path: Path) -> None:
     def held_out(corpus: Corpus) -> set[str]:
         tokens, offsets, _ = corpus.split("val")
-        return {corpus.tokenizer.decode(ids.tolist()) for ids in np.split(tokens, offsets[1:-1])}
+        return {tokenizer_of(corpus).decode(ids.tolist()) for ids in np.split(tokens, offsets[1:-1])}
 
     before = held_out(open_or_build(tmp_path / "cache", VOCAB_SIZE))
     del few_files[:50]

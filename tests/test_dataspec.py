@@ -8,19 +8,22 @@ import pytest
 import torch
 from composer import Trainer
 from composer.loggers import InMemoryLogger
+from numpy.typing import NDArray
 
 from composer_packing.batch import COUNTS, IGNORE_INDEX, check, split_packed_batch
 from composer_packing.callbacks import IntervalConsoleLogger, PackingMonitor
 from composer_packing.composer_model import PackedLanguageModel
 from composer_packing.config import ConfigError, EvalLoaderConfig, TrainConfig, TrainLoaderConfig
-from composer_packing.data.corpus import MASK_TOKEN_ID, PAD_TOKEN_ID
 from composer_packing.data.dataset import DocumentDataset
+from composer_packing.data.tokenizer import Vocabulary
 from composer_packing.dataspec import eval_batches, packed_dataspec, train_batches
 from composer_packing.lockstep import Lockstep
 from composer_packing.model import ModernBertConfig
 from tests.reference import masked_documents, originals
 
 VOCAB_SIZE = 64
+PAD_TOKEN_ID, MASK_TOKEN_ID = 0, 4
+VOCABULARY = Vocabulary(VOCAB_SIZE, PAD_TOKEN_ID, MASK_TOKEN_ID, range(5))
 
 
 def config_of(**changed: Any) -> TrainConfig:
@@ -49,7 +52,7 @@ def documents_of(count: int, longest: int = 40, seed: int = 0) -> DocumentDatase
 
 @pytest.fixture
 def batches() -> Iterator[Lockstep]:
-    buffered = train_batches(documents_of(60), config_of(), VOCAB_SIZE)
+    buffered = train_batches(documents_of(60), config_of(), VOCABULARY)
     yield buffered
     buffered.close()
 
@@ -67,22 +70,22 @@ def test_training_batches_have_the_configured_shape_and_ids(batches: Lockstep) -
 def test_the_length_of_training_is_unknown_and_that_of_evaluation_is_not(batches: Lockstep) -> None:
     with pytest.raises(TypeError):
         len(packed_dataspec(batches).dataloader)
-    fixed = eval_batches(documents_of(60), config_of(), VOCAB_SIZE)
+    fixed = eval_batches(documents_of(60), config_of(), VOCABULARY)
     assert len(packed_dataspec(fixed).dataloader) == len(fixed)
 
 
 def test_settings_the_packer_refuses_are_a_config_error() -> None:
     loader = TrainLoaderConfig(final_masking_ratio=0.9, masking_ratio_cooldown_tokens="10tok")
     with pytest.raises(ConfigError, match=r"train_loader: final_masking_ratio=0\.9"):
-        train_batches(documents_of(60), config_of(train_loader=loader), VOCAB_SIZE)
+        train_batches(documents_of(60), config_of(train_loader=loader), VOCABULARY)
     with pytest.raises(ConfigError, match="train_loader: buffer_size=4 must exceed src_batch_size=8"):
-        train_batches(documents_of(60), config_of(train_loader=TrainLoaderConfig(packing_buffer_size=4)), VOCAB_SIZE)
+        train_batches(documents_of(60), config_of(train_loader=TrainLoaderConfig(packing_buffer_size=4)), VOCABULARY)
 
 
 def test_reading_leaves_the_global_random_numbers_alone() -> None:
     """Or dropout would depend on how far ahead the thread is."""
     before = torch.get_rng_state()
-    batches = train_batches(documents_of(60), config_of(), VOCAB_SIZE)
+    batches = train_batches(documents_of(60), config_of(), VOCABULARY)
     for _ in range(3):
         assert list(batches)
     batches.close()
@@ -94,7 +97,7 @@ def test_reading_leaves_the_global_random_numbers_alone() -> None:
 def test_evaluation_has_every_document_once_and_only_its_last_batch_has_fewer_rows(count: int, micro: int) -> None:
     documents = documents_of(count)
     config = config_of(device_train_microbatch_size=micro, eval_loader=EvalLoaderConfig(0.5))
-    batches = eval_batches(documents, config, VOCAB_SIZE)
+    batches = eval_batches(documents, config, VOCABULARY)
     rows = [len(batch["input_ids"]) for batch in batches]
     assert all(number == 8 // micro for number in rows[:-1])
     assert all(0 < number <= 8 // micro for number in rows)
@@ -107,14 +110,14 @@ def test_an_evaluation_without_any_target_is_refused(count: int, ratio: float) -
     config = config_of(eval_loader=EvalLoaderConfig(ratio))
     pieces = len(documents_of(count))
     with pytest.raises(ConfigError, match=f"mlm_probability={ratio}: .*no token of {pieces} that are held out"):
-        eval_batches(documents_of(count), config, VOCAB_SIZE)
+        eval_batches(documents_of(count), config, VOCABULARY)
 
 
 def test_evaluation_masks_follow_neither_the_seed_of_the_run_nor_the_shape_of_its_rows() -> None:
     changes: list[dict[str, Any]] = [{}, {"seed": 18}, {"device_train_microbatch_size": 4}]
     changes.append({"global_train_batch_size": 16})
     masked = [
-        sorted(masked_documents(eval_batches(documents_of(60), config_of(**changed), VOCAB_SIZE)))
+        sorted(masked_documents(eval_batches(documents_of(60), config_of(**changed), VOCABULARY)))
         for changed in changes
     ]
     assert all(one == masked[0] for one in masked)
@@ -146,7 +149,7 @@ def test_composers_clock_and_the_log_count_what_was_fed_over_epochs() -> None:
         ),
     )
     model = PackedLanguageModel(config.model)
-    batches = train_batches(documents_of(60), config, VOCAB_SIZE)
+    batches = train_batches(documents_of(60), config, VOCABULARY)
     monitor, logged = PackingMonitor(batches, config.mlm_probability), InMemoryLogger()
     trainer = trainer_of(config, batches, model, callbacks=[monitor], loggers=[logged])
     trainer.fit()
@@ -154,7 +157,7 @@ def test_composers_clock_and_the_log_count_what_was_fed_over_epochs() -> None:
     batches.close()
 
     fed: list[Any] = []
-    again = train_batches(documents_of(60), config, VOCAB_SIZE)
+    again = train_batches(documents_of(60), config, VOCABULARY)
     while sum(int(batch["attention_mask"].sum()) for batch in fed) < 6000:
         for batch in again:
             fed.append(batch)
@@ -221,7 +224,7 @@ def test_every_target_of_a_step_has_the_same_weight(batches: Lockstep) -> None:
 
 def test_an_error_in_the_data_ends_the_run_with_that_error() -> None:
     class Broken(DocumentDataset):
-        def __getitems__(self, indices: Sequence[int]) -> Any:
+        def __getitems__(self, indices: Sequence[int] | NDArray[np.int64]) -> Any:
             if 37 in indices:
                 raise OSError("record 37 cannot be read")
             return super().__getitems__(indices)
@@ -229,7 +232,7 @@ def test_an_error_in_the_data_ends_the_run_with_that_error() -> None:
     whole = documents_of(60)
     broken = Broken(whole._tokens, np.concatenate([whole._starts, whole._ends[-1:]]), 16)
     config = config_of()
-    batches = train_batches(broken, config, VOCAB_SIZE)
+    batches = train_batches(broken, config, VOCABULARY)
     trainer = trainer_of(config, batches, PackedLanguageModel(config.model))
     with pytest.raises(OSError, match="record 37 cannot be read"):
         trainer.fit()
@@ -242,7 +245,7 @@ def test_a_step_without_any_target_is_trained_on_and_changes_nothing() -> None:
     config = config_of(max_duration="2ba")
     model = PackedLanguageModel(config.model)
     before = copy.deepcopy(model.state_dict())
-    batches = train_batches(special, config, VOCAB_SIZE)
+    batches = train_batches(special, config, VOCABULARY)
     trainer = trainer_of(config, batches, model)
     trainer.fit()
     trainer.close()
@@ -255,7 +258,7 @@ def test_a_step_without_any_target_is_trained_on_and_changes_nothing() -> None:
 @pytest.mark.parametrize("duration", ["20ba", "70sp", "2000tok"])
 def test_a_set_smaller_than_a_batch_trains_over_many_epochs(duration: str) -> None:
     config = config_of(max_duration=duration)
-    batches = train_batches(documents_of(2, longest=16), config, VOCAB_SIZE)
+    batches = train_batches(documents_of(2, longest=16), config, VOCABULARY)
     trainer = trainer_of(config, batches, PackedLanguageModel(config.model))
     trainer.fit()
     trainer.close()
@@ -266,7 +269,7 @@ def test_a_set_smaller_than_a_batch_trains_over_many_epochs(duration: str) -> No
 
 def test_no_documents_end_the_run_instead_of_spinning() -> None:
     config = config_of()
-    batches = train_batches(documents_of(0), config, VOCAB_SIZE)
+    batches = train_batches(documents_of(0), config, VOCABULARY)
     trainer = trainer_of(config, batches, PackedLanguageModel(config.model))
     with pytest.raises(ValueError, match="the documents of 1000 epochs did not fill one batch"):
         trainer.fit()
@@ -277,7 +280,7 @@ def test_no_documents_end_the_run_instead_of_spinning() -> None:
 def test_the_console_is_written_at_the_interval_in_any_unit(capsys: pytest.CaptureFixture[str]) -> None:
     def printed(interval: str) -> int:
         config = config_of(max_duration="12ba")
-        batches = train_batches(documents_of(60), config, VOCAB_SIZE)
+        batches = train_batches(documents_of(60), config, VOCABULARY)
         model = PackedLanguageModel(config.model)
         trainer = trainer_of(config, batches, model, loggers=[IntervalConsoleLogger(interval)])
         trainer.fit()

@@ -2,6 +2,9 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
+
+from composer_packing.config_file import load
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -15,6 +18,13 @@ def test_the_code_in_the_readme_runs_as_written(code: str, capsys: pytest.Captur
     assert shown
     for text in shown:
         assert all(part in printed for part in text.split(" and ")), printed
+
+
+@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", README, re.DOTALL))
+def test_every_yaml_in_the_readme_goes_with_a_run(text: str, tmp_path: Path) -> None:
+    sizes = {"max_duration": "1ba", "global_train_batch_size": 2, "device_train_microbatch_size": 2}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(sizes | yaml.safe_load(text)))
+    assert len(load(str(tmp_path / "run.yaml"), [], 1).data.sources) == 1
 
 
 def test_every_file_in_the_readmes_tree_is_there_and_every_module_is_in_it() -> None:

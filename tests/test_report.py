@@ -6,9 +6,16 @@ import pytest
 from composer_packing.callbacks import RunSummary
 from composer_packing.config import SchedulerConfig, TrainLoaderConfig
 from composer_packing.data.dataset import DocumentDataset
+from composer_packing.data.sources import Source, counted_split
+from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, train_tokenizer
 from composer_packing.model import ModernBertConfig, ModernBertForMaskedLM
 from composer_packing.report import end_lines, start_lines
 from tests.test_dataspec import config_of, documents_of
+
+
+def source_of(documents: DocumentDataset) -> Source:
+    tokenizer = TextTokenizer(fast_tokenizer(train_tokenizer(["Few words."], 300)))
+    return Source(tokenizer, counted_split(documents, 16), counted_split(documents_of(7, longest=16), 16))
 
 
 def test_the_start_says_what_will_be_trained_for_how_long() -> None:
@@ -25,13 +32,14 @@ def test_the_start_says_what_will_be_trained_for_how_long() -> None:
         ),
     )
     model = ModernBertForMaskedLM(config.model)
-    lines = start_lines(config, documents, model, "cpu", "fp32", world_size=2).splitlines()
+    lines = start_lines(config, source_of(documents), model, "cpu", "fp32", world_size=2).splitlines()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert lines == [
         "device     2 x cpu, fp32, attention: PyTorch SDPA by document (no GPU)",
         f"model      {parameters:,} parameters, ln(vocabulary) = 4.16",
         "objective  mlm, 30% of the tokens",
         f"data       60 documents, {documents.num_tokens:,} tokens; {documents.num_long} longer than 16 come in pieces",
+        "held out   7 of 7 documents to evaluate on",
         "batch      4 rows of 32 slots = 128 slots",
         f"duration   2,560 tokens = about 20 full batches = {2560 / documents.num_tokens:.2f} epochs",
         "schedule   learning rate up over 100 tokens, down over the last 500 tokens",
@@ -46,7 +54,9 @@ def test_the_start_says_what_is_predicted_and_what_became_of_long_examples() -> 
     )
     model = ModernBertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, causal=True)
     config = config_of(objective="sft", model=model, load_path="runs/a.pt", load_weights_only=True)
-    lines = start_lines(config, documents, ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1).splitlines()
+    lines = start_lines(
+        config, source_of(documents), ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1
+    ).splitlines()
     assert lines[2:5] == [
         "objective  sft, the next token where it is of a response",
         "weights    of runs/a.pt",
@@ -54,7 +64,7 @@ def test_the_start_says_what_is_predicted_and_what_became_of_long_examples() -> 
     ]
     config = config_of(objective="causal", model=model)
     lines = start_lines(
-        config, documents_of(60), ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1
+        config, source_of(documents_of(60)), ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1
     ).splitlines()
     assert lines[2] == "objective  causal, the next token of each"
 
@@ -71,7 +81,7 @@ def test_a_duration_in_batches_or_documents_is_said_in_epochs_too(length: str, s
         train_loader=TrainLoaderConfig(batch_size_warmup_min_size=4, batch_size_warmup_tokens="30ba"),
     )
     lines = start_lines(
-        config, documents, ModernBertForMaskedLM(config.model), "cpu", "fp32", world_size=1
+        config, source_of(documents), ModernBertForMaskedLM(config.model), "cpu", "fp32", world_size=1
     ).splitlines()
     epochs = tokens / documents.num_tokens
     assert f"duration   {said.format(batches=tokens / 128)} = {epochs:.2f} epochs" in lines

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from composer_packing.data.corpus import train_tokenizer
 from composer_packing.data.sft_examples import ExampleTokenizer
+from composer_packing.data.tokenizer import train_tokenizer
 
 TEXTS = [
     "What is two and two? Four is two and two.\n\n  Spaces, and\ttabs.",

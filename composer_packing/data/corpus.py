@@ -20,9 +20,8 @@ packages or another vocabulary give another folder, and the same ones give the s
 import hashlib
 import json
 import logging
-import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,35 +29,29 @@ from typing import Any, TypeVar
 
 import numpy as np
 import tokenizers
-from filelock import FileLock
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerFast
 
 from composer_packing.config import ConfigError
+from composer_packing.data.building import build_once
 from composer_packing.data.dataset import DocumentDataset
 from composer_packing.data.documentation import documents, examples, source_files
+from composer_packing.data.preparing.texts import held_out
 from composer_packing.data.sft_examples import ExampleTokenizer
+from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, train_tokenizer
 from composer_packing.source_batch import token_dtype
 
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""Special tokens; the place is the id."""
-
-SPECIAL_TOKEN_IDS = range(len(SPECIAL_TOKENS))
-PAD_TOKEN_ID = SPECIAL_TOKENS.index("[PAD]")
-MASK_TOKEN_ID = SPECIAL_TOKENS.index("[MASK]")
-
 SPLITS = ("train", "val")
 
-FORMAT = 1
+FORMAT = 2
 """Part of the fingerprint: raise it when the same input should give other bytes."""
 
-VAL_PERCENT = 2
+VAL_SHARE = 0.02
 """Share of documents that is held out."""
 
 
@@ -80,14 +73,9 @@ class Corpus:
         return self.folder / "tokenizer.json"
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer the documents were tokenized with."""
-        return Tokenizer.from_file(str(self.tokenizer_file))
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids of the documents lie below it; the tokenizer may have found fewer words than it was allowed."""
-        return int(self.tokenizer.get_vocab_size())
+    def tokenizer(self) -> TextTokenizer:
+        """The tokenizer the documents were tokenized with; it may have found fewer words than it was allowed."""
+        return TextTokenizer(fast_tokenizer(Tokenizer.from_file(str(self.tokenizer_file))))
 
     def split(self, name: str) -> tuple[NDArray[np.unsignedinteger[Any]], NDArray[np.int64], NDArray[np.uint8] | None]:
         """Ids of all documents of a split, int64 `(documents + 1,)` offsets, and of examples the loss mask.
@@ -142,34 +130,16 @@ def open_or_build(cache_folder: Path, vocab_size: int, has_examples: bool = Fals
     named = source_files()
     fingerprint, files = _fingerprint(named, vocab_size), [path for _, path in named]
     docs = Corpus(cache_folder / f"docs-{fingerprint}")
-    _build_once(docs.folder, partial(_build_documents, files, vocab_size))
+    build_once(docs.folder, partial(_build_documents, files, vocab_size))
     if not has_examples:
         return docs
     of_examples = Corpus(cache_folder / f"examples-{fingerprint}", has_examples=True)
-    _build_once(of_examples.folder, partial(_build_examples, files, docs.tokenizer_file))
+    build_once(of_examples.folder, partial(_build_examples, files, docs.tokenizer_file))
     return of_examples
 
 
-def _build_once(folder: Path, build: Callable[[Path], None]) -> None:
-    """See to it that a folder is there, filled by one of those that want it."""
-    if folder.exists():
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_suffix(".lock")):
-        if not folder.exists():
-            building = folder.with_suffix(".building")
-            shutil.rmtree(building, ignore_errors=True)
-            building.mkdir()
-            try:
-                build(building)
-            except BaseException:
-                shutil.rmtree(building, ignore_errors=True)
-                raise
-            os.rename(building, folder)
-
-
 def _fingerprint(files: Sequence[tuple[str, Path]], vocab_size: int) -> str:
-    fingerprint = hashlib.sha256(f"{FORMAT} {vocab_size} {VAL_PERCENT} {tokenizers.__version__}".encode())
+    fingerprint = hashlib.sha256(f"{FORMAT} {vocab_size} {VAL_SHARE} {tokenizers.__version__}".encode())
     for name, path in files:
         fingerprint.update(f"\n{name} ".encode())
         fingerprint.update(hashlib.sha256(path.read_bytes()).digest())
@@ -232,33 +202,4 @@ def _describe(folder: Path, counts: dict[str, Any]) -> None:
 
 
 def _split_of(text: str) -> str:
-    """`val` for a fixed share of texts, by a hash that does not change with their number or order."""
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    return "val" if int.from_bytes(digest[:8], "big") % 100 < VAL_PERCENT else "train"
-
-
-def train_tokenizer(texts: Sequence[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE that puts [CLS] before and [SEP] behind every document."""
-    tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=list(SPECIAL_TOKENS),
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        ),
-        length=len(texts),
-    )
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        special_tokens=[(token, SPECIAL_TOKENS.index(token)) for token in ("[CLS]", "[SEP]")],
-    )
-    return tokenizer
-
-
-def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """The tokenizer as transformers knows it, with its special tokens by their names."""
-    names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
+    return "val" if held_out(text, VAL_SHARE) else "train"

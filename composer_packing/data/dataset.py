@@ -29,11 +29,15 @@ class DocumentDataset(Dataset[Document]):
         loss_mask: uint8, one entry for each token, 1 where it is to be learned; None where all are.
 
     Attributes:
+        has_loss_mask: they are examples.
         num_documents: whole documents.
         num_tokens: tokens of all of them, without what is cut off or dropped.
         num_long: documents that are longer and come in pieces, or are cut.
         num_dropped: examples of which nothing is left to learn.
+        are_texts: False, as they are ids already.
     """
+
+    are_texts: bool = False
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class DocumentDataset(Dataset[Document]):
             self._starts, self._ends = _in_pieces(offsets, max_seq_len)
         else:
             self._starts, self._ends = _cut(offsets, max_seq_len, self._loss_mask)
+        self.has_loss_mask = self._loss_mask is not None
         self.num_documents = len(offsets) - 1
         self.num_tokens = int((self._ends - self._starts).sum())
         self.num_long = int((np.diff(offsets) > max_seq_len).sum())
@@ -61,9 +66,9 @@ class DocumentDataset(Dataset[Document]):
         document = {"input_ids": self._tokens[where], "document": index}
         return document if self._loss_mask is None else document | {"loss_mask": self._loss_mask[where]}
 
-    def __getitems__(self, indices: Sequence[int]) -> FlatSourceBatch:
+    def __getitems__(self, indices: Sequence[int] | NDArray[np.int64]) -> FlatSourceBatch:
         """Several documents at once, as the loader asks for them."""
-        numbers = np.fromiter(indices, np.int64, len(indices))
+        numbers = np.asarray(indices, np.int64)
         starts, ends = self._starts[numbers], self._ends[numbers]
         loss_mask = None if self._loss_mask is None else _gathered(self._loss_mask, starts, ends)
         return FlatSourceBatch(_gathered(self._tokens, starts, ends), ends - starts, numbers, loss_mask)

@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Sized
 
 import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 
@@ -30,8 +32,12 @@ class ShareSampler(DistributedSampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Numbers of this rank's documents in this epoch."""
+        return iter(self.numbers().tolist())
+
+    def numbers(self) -> NDArray[np.int64]:
+        """The same as an array, int64 `(documents,)`."""
         order = np.random.default_rng([self.seed, self.epoch]).permutation(self._count)
-        return iter(order[self._first() :: self.num_replicas].tolist())
+        return order[self._first() :: self.num_replicas]
 
     def __len__(self) -> int:
         """How many they are."""
@@ -41,3 +47,16 @@ class ShareSampler(DistributedSampler[int]):
         """Place in the epoch's order of this rank's first document."""
         dealt_before = self.epoch * self._count
         return (self.rank - dealt_before) % self.num_replicas
+
+
+class NumberBatches(Sampler[NDArray[np.int64]]):
+    """The numbers of a sampler in arrays of `batch_size`, which a `DataLoader` takes as its `batch_sampler`."""
+
+    def __init__(self, sampler: ShareSampler, batch_size: int) -> None:
+        self._sampler, self._batch_size = sampler, batch_size
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        """Arrays of one epoch; the last may be shorter."""
+        numbers = self._sampler.numbers()
+        for at in range(0, len(numbers), self._batch_size):
+            yield numbers[at : at + self._batch_size]

@@ -1,0 +1,165 @@
+"""The part of the schema that says where documents come from: one key for each kind of source."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from omegaconf import MISSING
+
+ON_ERROR = ("stop", "skip")
+"""What becomes of a record that cannot be read."""
+
+DOCUMENT_PER = ("file", "blank_line")
+"""What a document of plain text is."""
+
+BYTES_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+"""Types that the ids in a column of bytes may have."""
+
+
+@dataclass
+class DocsConfig:
+    """The built-in corpus: the documentation of the installed Python packages.
+
+    With `objective: sft`, signatures of their functions as prompts and the documentation as responses.
+
+    Attributes:
+        vocab_size: size of the tokenizer that is trained on it.
+    """
+
+    vocab_size: int = 8192
+
+
+@dataclass
+class TextConfig:
+    """Plain text, tokenized while training.
+
+    Attributes:
+        train: files and folders of `.txt`.
+        val: those to evaluate on; null to hold out a share of the documents.
+        val_share: that share, by a hash of each document's text.
+        tokenizer: folder that `save_pretrained` wrote, or a name on the Hugging Face hub.
+        on_error: stop at a record that cannot be read, or skip it and count it.
+        document_per: a document is a file, or what lies between blank lines (blank_line).
+    """
+
+    train: list[str] = MISSING
+    val: list[str] | None = None
+    val_share: float = 0.01
+    tokenizer: str = MISSING
+    on_error: str = "stop"
+    document_per: str = "file"
+
+
+@dataclass
+class RecordsConfig:
+    """Records with a text each, tokenized while training: JSON lines, Parquet, or Hugging Face data sets on disk.
+
+    Attributes:
+        train: files and folders; for huggingface, folders that `save_to_disk` wrote.
+        val: those to evaluate on; null to hold out a share of the documents.
+        val_share: that share, by a hash of each document's text.
+        tokenizer: folder that `save_pretrained` wrote, or a name on the Hugging Face hub.
+        on_error: stop at a record that cannot be read, or skip it and count it.
+        text_field: the field, or column, with the text.
+    """
+
+    train: list[str] = MISSING
+    val: list[str] | None = None
+    val_share: float = 0.01
+    tokenizer: str = MISSING
+    on_error: str = "stop"
+    text_field: str = "text"
+
+
+@dataclass
+class MdsConfig:
+    """MDS shards on this machine, as `composer_packing.prepare`, ModernBERT's or llm-foundry's tools write them.
+
+    Attributes:
+        folder: where the splits are.
+        train: folder in it to train on.
+        val: folder in it to evaluate on.
+        column: null for the first that is there of input_ids, tokens and text.
+        bytes_dtype: type of the ids in a column of bytes.
+        tokenizer: as for text; null for the one that lies beside shards of `composer_packing.prepare`.
+    """
+
+    folder: str = MISSING
+    train: str = "train"
+    val: str = "val"
+    column: str | None = None
+    bytes_dtype: str = "int64"
+    tokenizer: str | None = None
+
+
+@dataclass
+class StreamConfig:
+    """One of several streams of MDS shards.
+
+    Attributes:
+        remote: where its splits are, as s3://bucket/folder or any other that Streaming reads; null if they are here.
+        local: folder they are downloaded to, or lie in; null for one in `data.cache_folder`.
+        train: folder in it to train on.
+        val: folder in it to evaluate on; null for none of this stream.
+        proportion: share of an epoch that comes from this stream; for all streams or for none.
+        repeat: how often an epoch has its documents, a fraction for some of them; null for once.
+        choose: how many of its documents an epoch has.
+    """
+
+    remote: str | None = None
+    local: str | None = None
+    train: str = "train"
+    val: str | None = "val"
+    proportion: float | None = None
+    repeat: float | None = None
+    choose: int | None = None
+
+
+@dataclass
+class StreamingConfig:
+    """Streams of MDS shards through mosaicml-streaming, downloaded while training.
+
+    Attributes:
+        streams: each under a name of your own.
+        column: null for the first that is there of input_ids, tokens and text.
+        bytes_dtype: type of the ids in a column of bytes.
+        tokenizer: as for text; null for the one that lies beside shards of `composer_packing.prepare`, of the first
+            stream.
+        cache_limit: what may lie on disk at a time, such as 100gb; null for all.
+    """
+
+    streams: dict[str, StreamConfig] = field(default_factory=dict)
+    column: str | None = None
+    bytes_dtype: str = "int64"
+    tokenizer: str | None = None
+    cache_limit: str | None = None
+
+
+@dataclass
+class DataConfig:
+    """Where documents come from: exactly one of the sources.
+
+    Attributes:
+        cache_folder: where what is made of the data is kept: tokenized docs, copied texts, downloads.
+        docs: the documentation of the installed Python packages.
+        text: plain text.
+        jsonl: JSON lines, plain or compressed (.gz, .zst).
+        parquet: Parquet files.
+        huggingface: Hugging Face data sets on disk.
+        mds: MDS shards on this machine.
+        streaming: MDS shards anywhere.
+    """
+
+    cache_folder: str = ".cache"
+    docs: DocsConfig | None = None
+    text: TextConfig | None = None
+    jsonl: RecordsConfig | None = None
+    parquet: RecordsConfig | None = None
+    huggingface: RecordsConfig | None = None
+    mds: MdsConfig | None = None
+    streaming: StreamingConfig | None = None
+
+    @property
+    def sources(self) -> dict[str, Any]:
+        """The sources that are given, by their keys; `config_check` sees to it that it is one."""
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "cache_folder"}
+        return {name: source for name, source in given.items() if source is not None}

@@ -1,0 +1,134 @@
+"""Chunks of records, and what is done with each, in any process: parse, check, tokenize."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from composer_packing.data.preparing.reading import BLOCK, Problem, Raw, Source, problem
+from composer_packing.data.preparing.texts import held_out, text_of
+from composer_packing.data.tokenizer import TextTokenizer
+from composer_packing.source_batch import end_to_end
+
+RECORDS = 1000
+"""Records of a chunk, at most; it ends with the record that makes it as large as a block, too."""
+
+
+class Chunk(NamedTuple):
+    """Records that a process works on at a time.
+
+    Attributes:
+        records: in order; what could not even be read is among them.
+        val_share: share of them that is held out.
+        size: bytes that they took up where they were read.
+    """
+
+    records: list[Raw | Problem]
+    val_share: float
+    size: int
+
+
+class Documents(NamedTuple):
+    """What has become of a chunk.
+
+    Attributes:
+        data: uint16 or uint32 ids of all documents end to end; of texts that are not tokenized uint8, their UTF-8.
+        lengths: int64 `(documents,)`, at least 1 each.
+        held_out: bool `(documents,)`.
+        long: how many documents were longer than they may be, tokens of them that are cut off, chunks made of them.
+        problems: why others are not among them.
+        mended: how many had what mended.
+        size: bytes that they took up where they were read.
+    """
+
+    data: NDArray[np.unsignedinteger[Any]]
+    lengths: NDArray[np.int64]
+    held_out: NDArray[np.bool_]
+    long: Counter[str]
+    problems: list[Problem]
+    mended: Counter[str]
+    size: int
+
+
+def chunks(files: Sequence[Path], val_share: float, text_field: str, document_per: str) -> Iterator[Chunk]:
+    """All records of files in order; a chunk may have those of several files."""
+    records: list[Raw | Problem] = []
+    size = read = 0
+    for path in files:
+        source, position = Source(path, text_field, document_per), 0
+        for record in source:
+            records.append(record)
+            size += len(record[-1])
+            if size >= BLOCK or len(records) == RECORDS:
+                before, position = position, source.position
+                yield Chunk(records, val_share, read + position - before)
+                records, size, read = [], 0, 0
+        read += source.size - position
+    yield Chunk(records, val_share, read)
+
+
+class Tokenizing:
+    """Makes documents of chunks. It can be handed to another process.
+
+    Args:
+        text_field: field with the text in a line of JSON.
+        tokenizer: None where documents stay texts.
+        long: keep, cut or chunk.
+        max_seq_len: tokens that a document or piece may have; heeded unless `long` is keep.
+    """
+
+    def __init__(self, text_field: str, tokenizer: TextTokenizer | None, long: str, max_seq_len: int | None) -> None:
+        self._text_field, self._tokenizer = text_field, tokenizer
+        self._long, self._max_seq_len = long, max_seq_len
+        self._num_special = 0 if tokenizer is None else len(tokenizer([""])[0])
+
+    def __call__(self, chunk: Chunk) -> Documents:
+        """The documents of a chunk."""
+        places: list[Raw] = []
+        texts: list[str] = []
+        problems: list[Problem] = []
+        long, mended = Counter[str](), Counter[str]()
+        for record in chunk.records:
+            text = record if isinstance(record, Problem) else text_of(record, self._text_field, mended)
+            if isinstance(text, Problem):
+                problems.append(text)
+            elif text is not None:
+                assert isinstance(record, Raw)
+                places.append(record)
+                texts.append(text)
+        data, lengths, pieces = self._documents(texts, long)
+        of_text = np.repeat(np.arange(len(texts)), pieces)
+        for number in of_text[lengths == 0].tolist():
+            where, value = f"{places[number].path}:{places[number].line}", f"{texts[number]!r:.60}"
+            problems.append(problem(where, "no token", value, "leave out what the tokenizer makes nothing of"))
+        is_val = np.fromiter((held_out(text, chunk.val_share) for text in texts), np.bool_, len(texts))[of_text]
+        there = lengths > 0
+        return Documents(data, lengths[there], is_val[there], long, problems, mended, chunk.size)
+
+    def _documents(
+        self, texts: Sequence[str], long: Counter[str]
+    ) -> tuple[NDArray[np.unsignedinteger[Any]], NDArray[np.int64], Any]:
+        """Ids or UTF-8 end to end, the lengths, and how many documents each text gives; counts in `long`."""
+        if self._tokenizer is None:
+            encoded = [text.encode() for text in texts]
+            lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+            return np.frombuffer(b"".join(encoded), np.uint8), lengths, 1
+        if self._long == "keep" or self._max_seq_len is None:
+            tokens, lengths = self._tokenizer(texts)
+            return tokens, lengths, 1  # type: ignore[return-value]
+        pieces = self._tokenizer.in_pieces(texts, self._max_seq_len)
+        for of_one in pieces:
+            if len(of_one) > 1:
+                long["documents"] += 1
+                if self._long == "chunk":
+                    long["chunks"] += len(of_one)
+                else:
+                    whole = sum(map(len, of_one)) - (len(of_one) - 1) * self._num_special
+                    long["tokens_cut_off"] += whole - len(of_one[0])
+                    del of_one[1:]
+        ids = [piece for of_one in pieces for piece in of_one]
+        tokens, lengths = end_to_end("input_ids", ids, self._tokenizer.vocab_size)
+        return tokens, lengths, np.fromiter(map(len, pieces), np.int64, len(pieces))  # type: ignore[return-value]

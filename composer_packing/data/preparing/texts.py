@@ -1,0 +1,151 @@
+"""Texts and the files they lie in: which files there are, what text a record has, which texts are held out.
+
+::
+
+    inputs  --find_files-->  paths  --Source-->  Raw, Raw, Problem, Raw, ...  --text_of-->  text, or Problem
+
+`Source` reads in order and looks at line ends only; what costs time is left to `text_of`, in any process.
+"""
+
+import codecs
+import hashlib
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from composer_packing.config import ConfigError
+from composer_packing.data.preparing.reading import Problem, Raw, not_a_string, problem
+
+log = logging.getLogger(__name__)
+
+STATE = "state.json"
+"""The file by which a folder is known that `save_to_disk` of Hugging Face datasets wrote."""
+
+SUFFIXES = (".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet", STATE)
+"""How names of files that can be read end; `state.json` stands for its folder."""
+
+
+def held_out(text: str, share: float) -> bool:
+    """Whether a text is held out for evaluation: `share` of all texts are, the same ones wherever they turn up."""
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big") < share * 2**64
+
+
+def find_files(inputs: Sequence[str | Path], suffixes: Collection[str] | None = None) -> list[Path]:
+    """Files, and folders that `save_to_disk` wrote, in the order of the inputs; those of a folder sorted by name.
+
+    Folders are searched all the way down. Hidden files and folders are passed over, other files named in the log.
+
+    Args:
+        inputs: files and folders.
+        suffixes: how names of files end that are wanted, `state.json` for a folder of `save_to_disk`; None for
+            all of `SUFFIXES`.
+
+    Raises:
+        ConfigError: there is no input, one does not exist, is of another kind, or is given twice, or a folder
+            holds nothing of what is wanted.
+    """
+    wanted = SUFFIXES if suffixes is None else tuple(suffixes)
+    kinds = ", ".join(wanted)
+    if not inputs:
+        raise ConfigError(f"there is no input; give files ({kinds}) or folders of them")
+    found: list[Path] = []
+    for given in map(Path, inputs):
+        if given.is_dir():
+            found.extend(_in_folder(given, wanted))
+        elif not given.exists():
+            raise ConfigError(f"{given}: does not exist; give files ({kinds}) or folders of them")
+        elif not given.is_file() or not given.name.lower().endswith(wanted) or given.name == STATE:
+            raise ConfigError(f"{given}: is of a kind that is not read here; give files ({kinds}) or folders of them")
+        else:
+            found.append(given)
+    for path, times in Counter(path.resolve() for path in found).items():
+        if times > 1:
+            raise ConfigError(
+                f"{path}: is given {times} times, and its documents would be there as often; give it once"
+            )
+    return found
+
+
+def _in_folder(folder: Path, wanted: tuple[str, ...]) -> list[Path]:
+    def unreadable(error: OSError) -> None:
+        raise ConfigError(f"{error.filename}: {error.strerror}; make it readable") from error
+
+    found, others = [], []
+    for parent, folders, names in os.walk(folder, onerror=unreadable):
+        here = Path(parent)
+        if STATE in wanted and STATE in names:
+            found.append(here)
+            folders.clear()
+            continue
+        if STATE in wanted and "dataset_dict.json" in names:
+            splits = ", ".join(str(here / name) for name in sorted(folders))
+            raise ConfigError(f"{here}: holds several splits of a data set; give the folder of one: {splits}")
+        # os.walk does not go into linked folders, which might lead in circles.
+        others += [here / name for name in folders if os.path.islink(here / name)]
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if not name.startswith("."):
+                (found if name.lower().endswith(wanted) else others).append(here / name)
+    if not found:
+        raise ConfigError(f"{folder}: holds no file of the kinds {', '.join(wanted)}; give a folder that does")
+    if others:
+        named = ", ".join(str(path) for path in sorted(others)[:10]) + ", ..." * (len(others) > 10)
+        log.info("%s: passed over other files (%d): %s", folder, len(others), named)
+    return sorted(found, key=lambda path: path.relative_to(folder).parts)
+
+
+def text_of(raw: Raw, text_field: str, mended: Counter[str]) -> str | Problem | None:
+    """The text of a record; None where it is a blank line of `.jsonl`. What is mended is counted in `mended`."""
+    data = raw.data
+    if raw.line == 1 and raw.form != "row" and data.startswith(codecs.BOM_UTF8):
+        data = data[len(codecs.BOM_UTF8) :]
+        mended["byte-order mark"] += 1
+    where = f"{raw.path}:{raw.line}"
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = raw.line + data.count(b"\n", 0, error.start)
+        value = f"not UTF-8 at {data[error.start : error.start + 10]!r}"
+        return problem(f"{raw.path}:{line}", "wrong encoding", value, "convert it by iconv -t UTF-8")
+    if raw.form == "jsonl":
+        if not text.strip():
+            mended["blank line"] += 1
+            return None
+        parsed = _parsed(where, text, text_field)
+        if isinstance(parsed, Problem):
+            return parsed
+        text = parsed
+    elif raw.form != "row":
+        # The last line of several has lost its \n already.
+        unix = (text.removesuffix("\r") if raw.form == "blank_line" else text).replace("\r\n", "\n")
+        if unix != text:
+            mended["CRLF line ends"] += 1
+            text = unix
+    if not text.strip():
+        return problem(where, "empty text", f"{text!r:.60}", "leave it out")
+    return text
+
+
+def _parsed(where: str, line: str, text_field: str) -> str | Problem:
+    """The text in a line of JSON."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return problem(where, "not JSON", f"{error!s:.60}: {line!r:.60}", "write one JSON object per line")
+    if not isinstance(value, dict):
+        return problem(where, "not a JSON object", f"{line!r:.60}", f'write {{"{text_field}": "..."}}')
+    if text_field not in value:
+        there = f"there is no {text_field!r} among {', '.join(map(repr, value)):.80}"
+        return problem(where, "missing field", there, "set text_field")
+    text = value[text_field]
+    if not isinstance(text, str):
+        return not_a_string(where, text_field, text)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        around = text[max(error.start - 20, 0) : error.end + 20]
+        return problem(where, "lone surrogate", f"half a character in {around!r}", "replace it")
+    return text

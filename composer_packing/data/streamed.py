@@ -1,0 +1,157 @@
+"""Documents in streams of MDS shards, downloaded while training: `streaming.Stream` fetches, checks and unpacks them.
+
+Only the library's streams are used, not its `StreamingDataset`, for three reasons. That one repeats documents until all
+ranks have equally many; here each comes once. Its workers wait for those of all ranks at every epoch, which stops for
+ever where packing lets ranks drift apart. And it leaves shared memory behind in a crash, which the next run trips
+over. Here a file lock per shard is all that processes share: the system gives it back however they end.
+"""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from streaming.base.util import bytes_to_int
+from torch.utils.data import Dataset
+
+from composer_packing.config import ConfigError
+from composer_packing.config_data import StreamingConfig
+from composer_packing.data.mds_documents import check_ids_of
+from composer_packing.data.streams import OpenStreams, Shard
+from composer_packing.data.tokenizer import TextTokenizer
+from composer_packing.source_batch import FlatSourceBatch, token_dtype
+
+TRIES = 8
+"""How often a shard is fetched that others keep removing, as too little may lie on disk."""
+
+
+class Wanted(NamedTuple):
+    """What a worker is to read.
+
+    Attributes:
+        numbers: int64 `(documents,)`, documents to give.
+        soon: int64 `(shards,)`, shards that are wanted next.
+    """
+
+    numbers: NDArray[np.int64]
+    soon: NDArray[np.int64]
+
+
+class StreamedDocuments(Dataset[FlatSourceBatch]):
+    """One split of all streams as a map-style dataset. The number of a document is its place in all shards.
+
+    Args:
+        streams: the split.
+        settings: how ids are encoded, and what may lie on disk.
+        tokenizer: bounds the ids, and makes them of a column of texts.
+
+    Attributes:
+        streams: the split.
+        samples_per_shard: int64 `(shards,)`, documents of each.
+        are_texts: they are tokenized as they are read.
+
+    Raises:
+        ConfigError: the limit is no size.
+    """
+
+    def __init__(self, streams: OpenStreams, settings: StreamingConfig, tokenizer: TextTokenizer) -> None:
+        self.streams = streams
+        self._tokenizer, self._settings = tokenizer, settings
+        try:
+            self._cache_limit = None if settings.cache_limit is None else bytes_to_int(settings.cache_limit)
+        except ValueError as error:
+            limit = settings.cache_limit
+            raise ConfigError(f"data.streaming.cache_limit={limit}: must be a size, such as 100gb") from error
+        self.samples_per_shard = np.array([shard.reader.samples for shard in streams.shards], np.int64)
+        self._ends = np.cumsum(self.samples_per_shard)
+        self.are_texts = any(shard.encoding == "str" for shard in streams.shards)
+        self._fetching: tuple[int, ThreadPoolExecutor] | None = None
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitems__(self, wanted: Wanted | Sequence[int] | NDArray[np.int64]) -> FlatSourceBatch:
+        """Several documents at once, numbered, their shards downloaded first where they are not here.
+
+        Raises:
+            ValueError: a shard is damaged, an id is not one of the tokenizer, or a text is not UTF-8.
+            Exception: what the download raises.
+        """
+        if isinstance(wanted, Wanted):
+            self._fetch_ahead(wanted.soon)
+            numbers = wanted.numbers
+        else:
+            numbers = np.asarray(wanted, np.int64)
+        shards = self.shards_of(numbers)
+        within = numbers - (self._ends - self.samples_per_shard)[shards]
+        samples = [
+            self._read(self.streams.shards[shard], at)
+            for shard, at in zip(shards.tolist(), within.tolist(), strict=True)
+        ]
+        texts = [number for number, sample in enumerate(samples) if isinstance(sample, str)]
+        for number, ids in zip(texts, self._tokenized([samples[number] for number in texts]), strict=True):
+            samples[number] = ids
+        lengths = np.fromiter(map(len, samples), np.int64, len(samples))
+        tokens = np.concatenate([np.empty(0, np.int64), *samples], dtype=np.int64, casting="same_kind")
+        check_ids_of("data.streaming", tokens, self._tokenizer)
+        return FlatSourceBatch(tokens.astype(token_dtype(self._tokenizer.vocab_size)), lengths, numbers)
+
+    def shards_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The shard of each document, int64 `(documents,)`."""
+        return np.searchsorted(self._ends, numbers, side="right")
+
+    def _tokenized(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        tokens, lengths = self._tokenizer(texts)
+        return np.split(tokens, np.cumsum(lengths)[:-1]) if texts else []
+
+    def _read(self, shard: Shard, at: int) -> Any:
+        """One document: its ids, or its text."""
+        for _ in range(TRIES):
+            try:
+                value = shard.reader[at][shard.column]
+                if shard.encoding == "bytes":
+                    return np.frombuffer(value, self._settings.bytes_dtype)
+                return value if shard.encoding == "str" else value.reshape(-1)
+            except FileNotFoundError:
+                pass
+            except Exception as error:  # whatever a decoder makes of damaged bytes
+                raise ValueError(f"{shard.path}: sample {at} cannot be read ({error})") from error
+            self._fetch(shard)
+        raise ValueError(
+            f"data.streaming.cache_limit={self._settings.cache_limit}: is too little; {shard.path} is gone before it "
+            f"is read"
+        )
+
+    def _fetch_ahead(self, numbers: NDArray[np.int64]) -> None:
+        """Have shards downloaded on threads of this process; what fails there fails again where they are read."""
+        missing = [self.streams.shards[number] for number in numbers.tolist()]
+        missing = [shard for shard in missing if not shard.path.exists()]
+        if missing and (self._fetching is None or self._fetching[0] != os.getpid()):  # threads do not survive a fork
+            self._fetching = os.getpid(), ThreadPoolExecutor(2, thread_name_prefix=__name__)
+        for shard in missing:
+            assert self._fetching is not None
+            self._fetching[1].submit(self._fetch, shard)
+
+    def _fetch(self, shard: Shard) -> None:
+        shard.fetch()
+        if self._cache_limit is not None:
+            self._make_room(shard.path)
+
+    def _make_room(self, keep: Path) -> None:
+        """Remove the shards that were fetched longest ago, until what is left is within the limit."""
+        assert self._cache_limit is not None
+        fetched = []
+        for shard in self.streams.shards:
+            with contextlib.suppress(FileNotFoundError):
+                if shard.stream.remote is not None:
+                    found = shard.path.stat()
+                    fetched.append((found.st_mtime_ns, found.st_size, shard.path))
+        total = sum(size for _, size, _ in fetched)
+        for _, size, path in sorted(fetched):
+            if total > self._cache_limit and path != keep:
+                path.unlink(missing_ok=True)
+                total -= size

@@ -1,0 +1,203 @@
+"""Opening streams: their index, the shards it lists, and the column with the documents."""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2s
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+from streaming import Stream
+from streaming.base.format import Reader
+from streaming.base.storage.download import CloudDownloader
+from streaming.base.world import World
+
+from composer_packing.config import ConfigError
+from composer_packing.config_data import StreamConfig, StreamingConfig
+from composer_packing.data.mds_documents import COLUMNS
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard of a stream.
+
+    Attributes:
+        stream: which fetches it.
+        reader: which reads it once it is here.
+        path: where it is then.
+        column: name of the column with the documents.
+        encoding: of that column: ndarray, bytes or str.
+    """
+
+    stream: Stream
+    reader: Reader
+    path: Path
+    column: str
+    encoding: str
+
+    def is_here(self) -> bool:
+        """Whether the file is here, be it compressed."""
+        compressed = self.reader.file_pairs[0][1]
+        return self.path.exists() or (compressed is not None and self.path.with_name(compressed.basename).exists())
+
+    def fetch(self) -> None:
+        """Download and unpack the file, if it is not here, while no other process does.
+
+        Raises:
+            ValueError: it cannot be fetched, or is not as long as its index says.
+        """
+        try:
+            with locked(self.path):
+                self.stream.prepare_shard(self.reader)
+        except Exception as error:  # each kind of storage has its own
+            where = f"{self.stream.remote or self.stream.local}/{self.stream.split}/{self.path.name}"
+            raise ValueError(f"{where}: cannot be fetched ({_reason(error)})") from error
+        self.check_size()
+
+    def check_size(self) -> None:
+        """Raise ConfigError where the file is here and not as long as its index says."""
+        says = self.reader.file_pairs[0][0].bytes
+        if self.path.exists() and self.path.stat().st_size != says:
+            raise ConfigError(
+                f"{self.path}: has {self.path.stat().st_size:,} bytes, and its index says {says:,}; delete it, or the "
+                f"index.json beside it if the data was written anew"
+            )
+
+
+def locked(path: Path) -> FileLock:
+    """A lock that this process holds for a file, be it there or not; the system takes it back from a dead process."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(f"{path}.lock")
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+
+
+@dataclass(frozen=True)
+class OpenStreams:
+    """One split of all streams.
+
+    Attributes:
+        shards: of the first stream, then of the second, and so on.
+        shards_per_stream: how many each has.
+        choose_per_stream: documents that an epoch takes from each.
+    """
+
+    shards: Sequence[Shard]
+    shards_per_stream: Sequence[int]
+    choose_per_stream: Sequence[int]
+
+
+def open_streams(settings: StreamingConfig, split: str, cache_folder: Path, seed: int) -> OpenStreams:
+    """Read the index of every stream, downloaded first where it must be.
+
+    Args:
+        settings: the streams and their columns.
+        split: `"train"`, weighted as the streams say, or `"val"`, all of it.
+        cache_folder: where shards are downloaded to, unless their stream says otherwise.
+        seed: of how fractions of a document are rounded.
+
+    Raises:
+        ConfigError: a stream cannot be reached or read, or has no column that will do.
+    """
+    named = {name: one for name, one in settings.streams.items() if getattr(one, split) is not None}
+    if not named:
+        raise ConfigError(f"data.streaming.streams: none of them has a {split} split; give one")
+    streams, found = [], []
+    names: dict[str, str] = {}
+    for name, one in named.items():
+        stream = _stream(name, one, split, cache_folder)
+        other = names.setdefault(os.path.realpath(os.path.join(stream.local, stream.split)), name)
+        if other != name:
+            raise ConfigError(
+                f"data.streaming.streams.{name}: is the same folder as stream {other}, {stream.local}/{stream.split}; "
+                f"leave one out, or give it another local"
+            )
+        streams.append(stream)
+        found.append(_shards(name, stream, settings))
+    per_stream = np.array([sum(shard.reader.samples for shard in shards) for shards in found], np.int64)
+    try:
+        Stream.apply_weights(streams, per_stream, None, seed)
+    except ValueError as error:
+        raise ConfigError(f"data.streaming.streams: {error}") from error
+    chosen = [int(stream.choose) for stream in streams]
+    if not sum(chosen):
+        raise ConfigError("data.streaming.streams: an epoch has no documents; raise choose, repeat or proportion")
+    return OpenStreams([shard for shards in found for shard in shards], list(map(len, found)), chosen)
+
+
+def fetched_beside(stream: StreamConfig, name: str, cache_folder: Path) -> Path | None:
+    """A file that lies beside the splits of a stream, downloaded where it must be; None where there is none."""
+    path = local_folder(stream, cache_folder) / name
+    if stream.remote is not None and not path.exists():
+        try:
+            with locked(path):
+                CloudDownloader.direct_download(f"{stream.remote}/{name}", str(path))
+        except Exception:  # each kind of storage has its own way to say that there is none
+            return None
+    return path if path.exists() else None
+
+
+def local_folder(stream: StreamConfig, cache_folder: Path) -> Path:
+    """Where a stream's splits are downloaded to, or lie."""
+    if stream.local is not None:
+        return Path(stream.local)
+    digest = blake2s(str(stream.remote).encode(), digest_size=6).hexdigest()
+    return cache_folder / f"stream-{digest}"
+
+
+def _stream(name: str, config: StreamConfig, split: str, cache_folder: Path) -> Stream:
+    key = f"data.streaming.streams.{name}"
+    if config.remote is None and config.local is None:
+        raise ConfigError(f"{key}: give remote, local, or both")
+    weights = {key: getattr(config, key) for key in ("proportion", "repeat", "choose")} if split == "train" else {}
+    try:
+        return Stream(
+            remote=config.remote,
+            local=str(local_folder(config, cache_folder)),
+            split=getattr(config, split),
+            download_retry=2,
+            download_timeout=60.0,
+            keep_zip=False,
+            **weights,
+        )
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error
+
+
+def _shards(name: str, stream: Stream, settings: StreamingConfig) -> list[Shard]:
+    """The shards of a stream by its index, which is downloaded where it must be."""
+    folder = Path(stream.local) / stream.split
+    where = f"data.streaming.streams.{name}: {stream.remote or stream.local}/{stream.split}"
+    if stream.remote is None and not (folder / "index.json").is_file():
+        raise ConfigError(f"{where}: there is no index.json; give the folder of a split of MDS shards")
+    try:
+        with locked(folder / "index.json") if stream.remote is not None else contextlib.nullcontext():
+            readers = stream.get_shards(World(1, 1, 1, 0), allow_unsafe_types=False)
+    except Exception as error:  # each kind of storage has its own
+        raise ConfigError(f"{where}: the index cannot be read ({_reason(error)})") from error
+    shards = [_shard(stream, reader, settings) for reader in readers if reader.samples]
+    if not shards:
+        raise ConfigError(f"{where}: index.json lists no samples; write the shards again")
+    for shard in shards:
+        shard.check_size()
+        if stream.remote is None and not shard.is_here():
+            raise ConfigError(f"{shard.path}: is missing, though index.json names it; copy the folder anew")
+    return shards
+
+
+def _shard(stream: Stream, reader: Any, settings: StreamingConfig) -> Shard:
+    path = Path(reader.dirname, reader.split, reader.file_pairs[0][0].basename)
+    encodings = dict(zip(reader.column_names, reader.column_encodings, strict=True))
+    wanted = COLUMNS if settings.column is None else (settings.column,)
+    for name in wanted:
+        encoding, _, dtype = encodings.get(name, "").partition(":")
+        if encoding in ("str", "bytes") or (encoding == "ndarray" and "float" not in dtype):
+            return Shard(stream, reader, path, name, encoding)
+    raise ConfigError(
+        f"{path}: has no column {' or '.join(wanted)} of ids or text, but {encodings}; set data.streaming.column"
+    )

@@ -1,0 +1,249 @@
+import dataclasses
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import numpy as np
+import pytest
+from moto.server import ThreadedMotoServer
+from transformers import PreTrainedTokenizerFast
+
+from composer_packing.config import ConfigError, EvalLoaderConfig
+from composer_packing.config_data import DataConfig, MdsConfig, RecordsConfig, StreamConfig, StreamingConfig
+from composer_packing.data.tokenizer import train_tokenizer
+from composer_packing.dataspec import document_loader, eval_batches, open_data, train_batches
+from tests.reference import RESULT, originals
+from tests.test_train import COMPOSER, run
+from tests.written_sources import (
+    HELD_OUT,
+    TEXTS,
+    VOCAB_SIZE,
+    config_of,
+    sources,
+    texts_by_ids,
+    write_all,
+    write_mds,
+)
+
+EPOCHS = 3
+NAMES = list(sources(Path()))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("written")
+    write_all(folder)
+    return folder
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_document_comes_once_an_epoch_in_another_order_each_time(
+    written: Path, name: str, num_workers: int
+) -> None:
+    config, by_ids = config_of(sources(written)[name], num_workers), texts_by_ids(written)
+    data = open_data(config)
+    loader, epochs, numbers = document_loader(data.train.documents, config), [], []
+    for epoch in range(EPOCHS):
+        loader.sampler.set_epoch(epoch)
+        read = list(loader)
+        assert all(len(batch.lengths) <= 8 for batch in read)
+        documents = [ids for batch in read for ids in np.split(batch.tokens, np.cumsum(batch.lengths)[:-1])]
+        epochs.append([by_ids[tuple(ids.tolist())] for ids in documents])
+        numbers.append(np.concatenate([batch.numbers for batch in read if batch.numbers is not None]).tolist())
+    assert all(sorted(epoch) == sorted(TEXTS) for epoch in epochs)
+    assert epochs[0] not in (TEXTS, epochs[1], epochs[2])
+    names = {pair for epoch in zip(numbers, epochs, strict=True) for pair in zip(*epoch, strict=True)}
+    assert len(names) == 90, "a document has the same number in every epoch"
+    assert data.train.per_epoch == 90
+    assert data.train.num_tokens == sum(len(ids) for ids, text in by_ids.items() if text in TEXTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_packed_batches_hold_the_documents_of_their_split(written: Path, name: str) -> None:
+    config, by_ids = config_of(sources(written)[name]), texts_by_ids(written)
+    data = open_data(config)
+    batches = train_batches(data.train.documents, config, data.tokenizer.vocabulary)
+    packed = [by_ids[tuple(ids)] for _ in range(EPOCHS) for ids in originals(list(batches))]
+    batches.close()
+    assert set(packed) == set(TEXTS)
+    assert max(Counter(packed).values()) <= EPOCHS
+    assert len(packed) > (EPOCHS - 0.5) * len(TEXTS), "the rest is carried"
+    held_out = originals(eval_batches(data.val.documents, config, data.tokenizer.vocabulary))
+    assert sorted(by_ids[tuple(ids)] for ids in held_out) == sorted(HELD_OUT)
+
+
+@pytest.fixture(scope="module")
+def bucket(written: Path) -> Iterator[str]:
+    """An object store on the loopback that holds the two compressed streams; the environment leads to it."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    with pytest.MonkeyPatch.context() as patch:
+        host, port = server.get_host_and_port()
+        patch.setenv("S3_ENDPOINT_URL", f"http://{host}:{port}")
+        for name, value in (("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x"), ("DEFAULT_REGION", "us-east-1")):
+            patch.setenv(f"AWS_{name}", value)
+        client = boto3.client("s3", endpoint_url=f"http://{host}:{port}")
+        client.create_bucket(Bucket="texts")
+        for path in [*(written / "first").rglob("*.*"), *(written / "second").rglob("*.*")]:
+            client.upload_file(str(path), "texts", f"data/{path.relative_to(written)}")
+        yield "s3://texts/data"
+    server.stop()
+
+
+@pytest.mark.slow
+def test_two_ranks_train_on_every_source_and_read_every_document_of_it_once_an_epoch(
+    written: Path, bucket: str
+) -> None:
+    done = run(COMPOSER, "-n", "2", "-m", "tests.ranks_sources", str(written), bucket)
+    assert done.code == 0, done.out + done.err
+    (line,) = (line for line in done.out.splitlines() if line.startswith(RESULT))
+    found = json.loads(line.removeprefix(RESULT))
+    assert set(found) == {*NAMES, "s3"}
+    for name, (one, two) in found.items():
+        for epoch, (first, second) in enumerate(zip(one["read"], two["read"], strict=True)):
+            assert sorted(first + second) == sorted(TEXTS), f"{name}, epoch {epoch}"
+            assert len(first) == len(second) == 45
+        assert one["trained"] == two["trained"]
+        assert one["trained"]["documents"] >= 200
+        assert one["trained"]["epochs"] in (2, 3)
+        assert sorted(one["held out"] + two["held out"]) == sorted(HELD_OUT), name
+
+
+def changed_copies(written: Path) -> None:
+    """Shards that are not what their index says, and what `prepare` leaves beside them."""
+    for name in ("cut", "gone", "prepared"):
+        shutil.copytree(written / "ours", written / name)
+    shards = [sorted((written / name / "train").glob("*.mds"))[0] for name in ("cut", "gone")]
+    shards[0].write_bytes(shards[0].read_bytes()[:-5])
+    shards[1].unlink()
+    shutil.copytree(written / "saved", written / "both")
+    (written / "both" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "val"]}))
+    shutil.copytree(written / "tokenizer", written / "prepared" / "tokenizer")
+    stats = {"train": {"tokens": 5}, "val": {"tokens": 5}, "tokenizer": {"fingerprint": "abc"}}
+    (written / "prepared" / "stats.json").write_text(json.dumps(stats))
+
+
+def of_mds(folder: str, tokenizer: str | None = "tokenizer", **more: Any) -> dict[str, Any]:
+    return {"mds": MdsConfig(folder=folder, tokenizer=tokenizer, **more)}
+
+
+def of_streams(tokenizer: str | None = "tokenizer", column: str | None = None, **streams: Any) -> dict[str, Any]:
+    of_each = {name: StreamConfig(**stream) for name, stream in streams.items()}
+    return {"streaming": StreamingConfig(streams=of_each, tokenizer=tokenizer, column=column)}
+
+
+def of_records(kind: str, *train: str, **more: Any) -> dict[str, Any]:
+    return {kind: RecordsConfig(train=list(train), tokenizer="tokenizer", **more)}
+
+
+WRONG = {
+    "data.mds.folder=nope: there is no such folder; give one that holds the splits": of_mds("nope"),
+    "ours/test: there is no such folder": of_mds("ours", val="test"),
+    "data.mds.tokenizer: there is no ours/tokenizer, so it must be given": of_mds("ours", None),
+    "tokenizer=/nowhere: there is no such folder; give a folder that save_pretrained wrote": of_mds("ours", "/nowhere"),
+    "tokenizer=train.jsonl: there is no such folder": of_mds("ours", "train.jsonl"),
+    "tokenizer=ours: cannot be read": of_mds("ours", "ours"),
+    "ours/train: has no column ids; give one of input_ids": of_mds("ours", column="ids"),
+    "every second id of the data is 0, as when ids are read half": of_mds("foundry", bytes_dtype="int32"),
+    "every second id of the data is 0, as when ids": of_mds("foundry", bytes_dtype="uint16"),
+    "cut/train/shard.00000.mds: is not what index.json says": of_mds("cut"),
+    "gone/train/shard.00000.mds: is missing, though index.json names it": of_mds("gone"),
+    "memory mapping needs shard.00000.mds.zstd unpacked; the source `streaming` reads it": of_mds("first"),
+    "data.mds.tokenizer=tokenizer: is not the one that the data was made with": of_mds("prepared"),
+    "data.mds.tokenizer=prepared/tokenizer: is not the one": of_mds("prepared", None),
+    "data.streaming.streams.a: give remote, local, or both": of_streams(a={}),
+    "data.streaming.streams.a: Unsupported remote path: ftp://x/y": of_streams(a={"remote": "ftp://x/y"}),
+    "a: nope/train: the index cannot be read (FileNotFoundError": of_streams(a={"remote": "nope"}),
+    "a: nope/train: there is no index.json; give the folder of": of_streams(a={"local": "nope"}),
+    "streams: none of them has a val split; give one": of_streams(a={"local": "ours", "val": None}),
+    "incompatible with each other (error in stream 1)": of_streams(
+        a={"local": "ours", "proportion": 1.0}, b={"local": "foundry"}
+    ),
+    "At most one of `proportion`, `repeat`, and `choose`": of_streams(
+        a={"local": "ours", "proportion": 1.0, "repeat": 2.0}
+    ),
+    "b: is the same folder as stream a, ours/train": of_streams(a={"local": "ours"}, b={"local": "./ours"}),
+    "has no column x of ids or text, but {'input_ids'": of_streams(column="x", a={"local": "ours"}),
+    "its index says 1,189; delete it, or the index.json beside": of_streams(a={"local": "cut"}),
+    "gone/train/shard.00000.mds: is missing, though": of_streams(a={"local": "gone"}),
+    "data.streaming.tokenizer=prepared/tokenizer: is not the one": of_streams(None, a={"local": "prepared"}),
+    "/tokenizer: is not the one that the data was made with": of_streams(None, a={"remote": "prepared"}),
+    "no.jsonl: does not exist; give files (.jsonl": of_records("jsonl", "no.jsonl"),
+    "train.jsonl:1: missing field (there is no 'text' among 'id', 'content')": of_records("jsonl", "train.jsonl"),
+    "train.jsonl: is given for training and for evaluation": of_records(
+        "jsonl", "train.jsonl", val=["train.jsonl"], text_field="content"
+    ),
+    "train.jsonl: is of a kind that is not read here": of_records("parquet", "train.jsonl"),
+    "val: there is no document; raise val_share": of_records(
+        "jsonl", "train.jsonl", text_field="content", val_share=1e-6
+    ),
+    "both: holds several splits": of_records("huggingface", "both"),
+}
+
+
+@pytest.fixture(scope="module")
+def damaged(written: Path) -> Path:
+    changed_copies(written)
+    return written
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_is_wrong_is_said_in_one_line_before_the_first_batch(
+    damaged: Path, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(damaged)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError) as caught:
+        open_data(config_of(DataConfig(cache_folder="cache", **WRONG[words])))
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_larger_than_the_model_is_an_error_and_ids_beyond_the_tokenizer_are(written: Path) -> None:
+    data = sources(written)["mds"]
+    config = config_of(data)
+    with pytest.raises(ConfigError, match=r"model.vocab_size=100: must be at least 320, the words of the tokenizer"):
+        open_data(dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=100)))
+    write_mds(written / "beyond" / "train", {"input_ids": "ndarray:int64"}, [{"input_ids": np.array([3, 320])}] * 9)
+    write_mds(written / "beyond" / "val", {"input_ids": "ndarray:int64"}, [{"input_ids": np.array([3, 5])}] * 9)
+    for beyond in (of_mds(f"{written}/beyond", f"{written}/tokenizer"), of_streams(a={"local": f"{written}/beyond"})):
+        (source,) = beyond.values()
+        source.tokenizer = f"{written}/tokenizer"
+        with pytest.raises(ConfigError, match="between 0 and 319; got 320, as the tokenizer has 320 entries"):
+            open_data(config_of(DataConfig(**beyond)))
+
+
+def test_an_objective_that_masks_needs_a_mask_token(written: Path, tmp_path: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=train_tokenizer(TEXTS, VOCAB_SIZE), pad_token="[PAD]")
+    tokenizer.save_pretrained(tmp_path)
+    data = DataConfig(**of_mds(f"{written}/ours", str(tmp_path)))
+    with pytest.raises(ConfigError, match="objective=mlm: the tokenizer has no mask token; give one that has"):
+        open_data(config_of(data))
+    assert open_data(config_of(data, objective="causal")).train.per_epoch == 90
+
+
+def test_documents_longer_than_max_seq_len_come_in_pieces_and_no_token_is_lost(written: Path) -> None:
+    by_ids = texts_by_ids(written)
+    for name in ("jsonl", "mds", "two streams"):
+        config = config_of(sources(written)[name], max_seq_len=8, objective="causal")
+        data = open_data(config)
+        batches = eval_batches(data.val.documents, config, data.tokenizer.vocabulary)
+        lengths = [np.diff(ends) for batch in batches for ends in batch["cu_seqlens"]]
+        assert max(map(max, lengths)) <= 16
+        pieces = sum(batch["num_documents"][row] for batch in batches for row in range(len(batch["input_ids"])))
+        assert pieces == sum(-(-len(ids) // 8) for ids, text in by_ids.items() if text in HELD_OUT)
+        tokens = sum(sum(batch["num_tokens"]) for batch in batches)
+        assert tokens == sum(len(ids) for ids, text in by_ids.items() if text in HELD_OUT)
+
+
+def test_evaluation_takes_so_many_documents_evenly(written: Path) -> None:
+    config = config_of(sources(written)["mds"], eval_loader=EvalLoaderConfig(max_documents=4))
+    data = open_data(config)
+    by_ids = texts_by_ids(written)
+    held_out = originals(eval_batches(data.val.documents, config, data.tokenizer.vocabulary))
+    assert sorted(by_ids[tuple(ids)] for ids in held_out) == sorted(HELD_OUT[::3])
