@@ -16,7 +16,8 @@ from composer_packing.checkpoints import RunIdentity, check_checkpoint, check_sa
 from composer_packing.composer_model import PackedLanguageModel
 from composer_packing.config import ConfigError, TrainConfig
 from composer_packing.config_file import load
-from composer_packing.dataspec import eval_batches, open_data, packed_dataspec, train_batches
+from composer_packing.data.sources import open_source
+from composer_packing.dataspec import eval_batches, packed_dataspec, train_batches
 from composer_packing.leaving import run
 from composer_packing.optim import WarmupStableDecayScheduler, parameter_groups
 from composer_packing.policies import Objective
@@ -44,12 +45,12 @@ def train(config: TrainConfig) -> None:
     precision = config.precision_on(device.name)
     if device.name == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // dist.get_local_world_size()))
-    dist.initialize_dist(device, timeout=1800.0)  # seconds; the corpus may take longer than Composer's five minutes
+    dist.initialize_dist(device, timeout=1800.0)  # seconds; one machine may build its data long before another
     reproducibility.seed_all(config.seed)
     check_save_folder(config.save_folder)
     trained_with = None if config.load_path is None else check_checkpoint(config.load_path, config.model)
 
-    data = open_data(config)
+    data = open_source(config)
     if config.load_path is not None and trained_with is not None:
         check_tokenizer(config.load_path, trained_with, data.tokenizer.text)
     batches = train_batches(data.train.documents, config, data.tokenizer.vocabulary, pin_memory=device.name == "gpu")

@@ -22,7 +22,7 @@ from composer_packing.best_fit_packer import GreedyBestFitSequencePacker
 from composer_packing.config import ConfigError, TrainConfig
 from composer_packing.data.loader import DocumentLoader, num_workers_of
 from composer_packing.data.sampler import NumberBatches, ShareSampler
-from composer_packing.data.sources import Documents, Source, open_source
+from composer_packing.data.sources import Documents
 from composer_packing.data.stream_sampler import StreamSampler, WantedBatches
 from composer_packing.data.streamed import StreamedDocuments
 from composer_packing.data.tokenizer import Vocabulary
@@ -74,15 +74,6 @@ def packed_dataspec(batches: Iterable[Batch]) -> DataSpec:
         get_num_samples_in_batch=get_num_samples_in_packed_batch,
         get_num_tokens_in_batch=get_token_counts_in_packed_batch,
     )
-
-
-def open_data(config: TrainConfig) -> Source:
-    """The documents of a run, built by the first rank of this machine while the others wait.
-
-    Raises:
-        ConfigError: as `open_source` says.
-    """
-    return open_source(config, dist.run_local_rank_zero_first)
 
 
 def train_batches(

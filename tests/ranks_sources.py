@@ -10,7 +10,8 @@ from composer.utils import dist
 
 from composer_packing.composer_model import PackedLanguageModel
 from composer_packing.config_data import DataConfig, StreamConfig, StreamingConfig
-from composer_packing.dataspec import document_loader, eval_batches, open_data, train_batches
+from composer_packing.data.sources import open_source
+from composer_packing.dataspec import document_loader, eval_batches, train_batches
 from composer_packing.leaving import run
 from tests.reference import RESULT, originals
 from tests.test_dataspec import trainer_of
@@ -21,7 +22,7 @@ EPOCHS = 3
 
 def fed(data_config: DataConfig, by_ids: dict[tuple[int, ...], str], num_workers: int) -> dict[str, Any]:
     config = config_of(data_config, num_workers, max_duration="200sp")
-    data = open_data(config)
+    data = open_source(config)
     loader, read = document_loader(data.train.documents, config), []
     for epoch in range(EPOCHS):
         loader.sampler.set_epoch(epoch)

@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerFast
 
 from composer_packing.config import ConfigError, EvalLoaderConfig
 from composer_packing.config_data import DataConfig, MdsConfig, RecordsConfig, StreamConfig, StreamingConfig
+from composer_packing.data.sources import open_source
 from composer_packing.data.tokenizer import train_tokenizer
-from composer_packing.dataspec import document_loader, eval_batches, open_data, train_batches
+from composer_packing.dataspec import document_loader, eval_batches, train_batches
 from tests.reference import RESULT, originals
 from tests.test_train import COMPOSER, run
 from tests.written_sources import (
@@ -46,7 +47,7 @@ def test_every_document_comes_once_an_epoch_in_another_order_each_time(
     written: Path, name: str, num_workers: int
 ) -> None:
     config, by_ids = config_of(sources(written)[name], num_workers), texts_by_ids(written)
-    data = open_data(config)
+    data = open_source(config)
     loader, epochs, numbers = document_loader(data.train.documents, config), [], []
     for epoch in range(EPOCHS):
         loader.sampler.set_epoch(epoch)
@@ -66,7 +67,7 @@ def test_every_document_comes_once_an_epoch_in_another_order_each_time(
 @pytest.mark.parametrize("name", NAMES)
 def test_packed_batches_hold_the_documents_of_their_split(written: Path, name: str) -> None:
     config, by_ids = config_of(sources(written)[name]), texts_by_ids(written)
-    data = open_data(config)
+    data = open_source(config)
     batches = train_batches(data.train.documents, config, data.tokenizer.vocabulary)
     packed = [by_ids[tuple(ids)] for _ in range(EPOCHS) for ids in originals(list(batches))]
     batches.close()
@@ -96,9 +97,7 @@ def bucket(written: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_two_ranks_train_on_every_source_and_read_every_document_of_it_once_an_epoch(
-    written: Path, bucket: str
-) -> None:
+def test_two_ranks_train_on_every_source_and_read_each_document_once_an_epoch(written: Path, bucket: str) -> None:
     done = run(COMPOSER, "-n", "2", "-m", "tests.ranks_sources", str(written), bucket)
     assert done.code == 0, done.out + done.err
     (line,) = (line for line in done.out.splitlines() if line.startswith(RESULT))
@@ -199,7 +198,7 @@ def test_what_is_wrong_is_said_in_one_line_before_the_first_batch(
     monkeypatch.chdir(damaged)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError) as caught:
-        open_data(config_of(DataConfig(cache_folder="cache", **WRONG[words])))
+        open_source(config_of(DataConfig(cache_folder="cache", **WRONG[words])))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -208,14 +207,14 @@ def test_a_tokenizer_larger_than_the_model_is_an_error_and_ids_beyond_the_tokeni
     data = sources(written)["mds"]
     config = config_of(data)
     with pytest.raises(ConfigError, match=r"model.vocab_size=100: must be at least 320, the words of the tokenizer"):
-        open_data(dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=100)))
+        open_source(dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=100)))
     write_mds(written / "beyond" / "train", {"input_ids": "ndarray:int64"}, [{"input_ids": np.array([3, 320])}] * 9)
     write_mds(written / "beyond" / "val", {"input_ids": "ndarray:int64"}, [{"input_ids": np.array([3, 5])}] * 9)
     for beyond in (of_mds(f"{written}/beyond", f"{written}/tokenizer"), of_streams(a={"local": f"{written}/beyond"})):
         (source,) = beyond.values()
         source.tokenizer = f"{written}/tokenizer"
         with pytest.raises(ConfigError, match="between 0 and 319; got 320, as the tokenizer has 320 entries"):
-            open_data(config_of(DataConfig(**beyond)))
+            open_source(config_of(DataConfig(**beyond)))
 
 
 def test_an_objective_that_masks_needs_a_mask_token(written: Path, tmp_path: Path) -> None:
@@ -223,15 +222,15 @@ def test_an_objective_that_masks_needs_a_mask_token(written: Path, tmp_path: Pat
     tokenizer.save_pretrained(tmp_path)
     data = DataConfig(**of_mds(f"{written}/ours", str(tmp_path)))
     with pytest.raises(ConfigError, match="objective=mlm: the tokenizer has no mask token; give one that has"):
-        open_data(config_of(data))
-    assert open_data(config_of(data, objective="causal")).train.per_epoch == 90
+        open_source(config_of(data))
+    assert open_source(config_of(data, objective="causal")).train.per_epoch == 90
 
 
 def test_documents_longer_than_max_seq_len_come_in_pieces_and_no_token_is_lost(written: Path) -> None:
     by_ids = texts_by_ids(written)
     for name in ("jsonl", "mds", "two streams"):
         config = config_of(sources(written)[name], max_seq_len=8, objective="causal")
-        data = open_data(config)
+        data = open_source(config)
         batches = eval_batches(data.val.documents, config, data.tokenizer.vocabulary)
         lengths = [np.diff(ends) for batch in batches for ends in batch["cu_seqlens"]]
         assert max(map(max, lengths)) <= 16
@@ -243,7 +242,7 @@ def test_documents_longer_than_max_seq_len_come_in_pieces_and_no_token_is_lost(w
 
 def test_evaluation_takes_so_many_documents_evenly(written: Path) -> None:
     config = config_of(sources(written)["mds"], eval_loader=EvalLoaderConfig(max_documents=4))
-    data = open_data(config)
+    data = open_source(config)
     by_ids = texts_by_ids(written)
     held_out = originals(eval_batches(data.val.documents, config, data.tokenizer.vocabulary))
     assert sorted(by_ids[tuple(ids)] for ids in held_out) == sorted(HELD_OUT[::3])

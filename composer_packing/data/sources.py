@@ -1,7 +1,5 @@
 """From the source that an experiment names to its tokenizer and its two splits."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,29 +58,24 @@ class Source:
     val: Split
 
 
-def open_source(config: TrainConfig, one_rank_first: Callable[[], AbstractContextManager[Any]]) -> Source:
-    """The source of a run; what must be built for it, is.
-
-    Args:
-        config: the run.
-        one_rank_first: within it, the first rank of a machine builds while the others wait.
+def open_source(config: TrainConfig) -> Source:
+    """The source of a run; what must be built for it is built by one rank, while the others wait for its lock.
 
     Raises:
         ConfigError: a file is missing or damaged, ids do not fit the tokenizer, or the tokenizer not the model.
     """
     cache_folder, max_seq_len = Path(config.data.cache_folder), config.max_seq_len
     ((kind, given),) = config.data.sources.items()
-    with one_rank_first():
-        try:
-            if isinstance(given, DocsConfig):
-                corpus = open_or_build(cache_folder, given.vocab_size, config.objective == Objective.SFT)
-            elif isinstance(given, (TextConfig, RecordsConfig)):
-                copy = copied_texts(kind, given, cache_folder)
-        except OSError as error:
-            raise ConfigError(
-                f"data.cache_folder={config.data.cache_folder}: {error.strerror or error}: {error.filename}; "
-                f"give a folder that can be written"
-            ) from error
+    try:
+        if isinstance(given, DocsConfig):
+            corpus = open_or_build(cache_folder, given.vocab_size, config.objective == Objective.SFT)
+        elif isinstance(given, (TextConfig, RecordsConfig)):
+            copy = copied_texts(kind, given, cache_folder)
+    except OSError as error:
+        raise ConfigError(
+            f"data.cache_folder={config.data.cache_folder}: {error.strerror or error}: {error.filename}; "
+            f"give a folder that can be written"
+        ) from error
     if isinstance(given, DocsConfig):
         tokenizer = _checked(corpus.tokenizer, config)
         train, val = (counted_split(corpus.documents(split, max_seq_len), max_seq_len) for split in ("train", "val"))
