@@ -15,9 +15,9 @@ def chosen(kind: type[Choice], name: str, value: Any) -> Choice:
     raise ValueError(f"{name}={value!r} must be one of {', '.join(str(member.value) for member in kind)}")
 
 
-def shown(value: Any) -> str:
-    """Type and value in one line, cut to 80 characters."""
-    return f"{type(value).__name__}: {' '.join(str(value).split())[:80]}"
+def shown(value: Any, characters: int = 80) -> str:
+    """Type and value, or error and what it says, in one line; the latter cut to so many characters."""
+    return f"{type(value).__name__}: {' '.join(str(value).split())[:characters]}"
 
 
 def check_ints(**numbers: int) -> None:

@@ -5,6 +5,7 @@ Whatever is wrong is a `ConfigError` of one line that names the key, shows the v
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from omegaconf import MISSING
 
@@ -149,6 +150,11 @@ class TrainConfig:
     eval_loader: EvalLoaderConfig = field(default_factory=EvalLoaderConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where what is made of the data is kept."""
+        return Path(self.data.cache_folder)
 
     @property
     def row_len(self) -> int:

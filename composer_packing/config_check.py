@@ -9,9 +9,9 @@ from composer_packing.config_data import (
     ON_ERROR,
     DocsConfig,
     MdsConfig,
-    RecordsConfig,
+    PlainTextConfig,
     StreamingConfig,
-    TextConfig,
+    TextsConfig,
 )
 from composer_packing.policies import Objective, PackingStrategy
 from composer_packing.schedules import MaskingSchedule
@@ -85,6 +85,9 @@ def check(config: TrainConfig, world_size: int) -> None:
     strategy = config.train_loader.packing_strategy
     if strategy not in tuple(PackingStrategy):
         raise ConfigError(f"train_loader.packing_strategy={strategy}: must be subset_sum or best_fit")
+    workers = config.train_loader.num_workers
+    if workers is not None and not 0 <= workers <= MOST_WORKERS:
+        raise ConfigError(f"train_loader.num_workers={workers}: must lie between 0 and {MOST_WORKERS}, or be null")
     _check_objective(config)
     _check_load_path(config)
     _check_schedules(config)
@@ -94,15 +97,13 @@ def check(config: TrainConfig, world_size: int) -> None:
 
 
 def _check_data(config: TrainConfig) -> None:
-    sources, workers = config.data.sources, config.train_loader.num_workers
+    sources = config.data.sources
     if len(sources) != 1:
         known = "docs, text, jsonl, parquet, huggingface, mds or streaming"
         raise ConfigError(
             f"data: names {len(sources)} sources{': ' * bool(sources)}{', '.join(sources)}; it must be one of {known}"
         )
     ((kind, source),) = sources.items()
-    if workers is not None and not 0 <= workers <= MOST_WORKERS:
-        raise ConfigError(f"train_loader.num_workers={workers}: must lie between 0 and {MOST_WORKERS}, or be null")
     if config.objective == Objective.SFT and kind != "docs":
         raise ConfigError(
             f"objective=sft: data.{kind} has no examples with a response; examples/fine_tune.py trains on your own"
@@ -112,14 +113,14 @@ def _check_data(config: TrainConfig) -> None:
             f"data.docs.vocab_size={source.vocab_size}: must be at least {SMALLEST_VOCAB} and not exceed "
             f"model.vocab_size={config.model.vocab_size}"
         )
-    if isinstance(source, (TextConfig, RecordsConfig)):
+    if isinstance(source, TextsConfig):
         if not source.train or source.val == []:
             raise ConfigError(f"data.{kind}.{'val' if source.train else 'train'}=[]: give at least one file or folder")
         if not 0 < source.val_share < 1:
             raise ConfigError(f"data.{kind}.val_share={source.val_share}: must lie above 0 and below 1")
         if source.on_error not in ON_ERROR:
             raise ConfigError(f"data.{kind}.on_error={source.on_error}: must be stop or skip")
-    if isinstance(source, TextConfig) and source.document_per not in DOCUMENT_PER:
+    if isinstance(source, PlainTextConfig) and source.document_per not in DOCUMENT_PER:
         raise ConfigError(f"data.text.document_per={source.document_per}: must be file or blank_line")
     if isinstance(source, (MdsConfig, StreamingConfig)) and source.bytes_dtype not in BYTES_DTYPES:
         raise ConfigError(
@@ -129,6 +130,8 @@ def _check_data(config: TrainConfig) -> None:
         if not source.streams:
             raise ConfigError("data.streaming.streams={}: give at least one, as {mine: {remote: s3://bucket/folder}}")
         for name, stream in source.streams.items():
+            if stream.remote is None and stream.local is None:
+                raise ConfigError(f"data.streaming.streams.{name}: give remote, local, or both")
             weights = {key: getattr(stream, key) for key in ("proportion", "repeat", "choose")}
             for key, weight in weights.items():
                 if weight is not None and not 0 < weight < LARGEST:

@@ -29,29 +29,8 @@ class DocsConfig:
 
 
 @dataclass
-class TextConfig:
-    """Plain text, tokenized while training.
-
-    Attributes:
-        train: files and folders of `.txt`.
-        val: those to evaluate on; null to hold out a share of the documents.
-        val_share: that share, by a hash of each document's text.
-        tokenizer: folder that `save_pretrained` wrote, or a name on the Hugging Face hub.
-        on_error: stop at a record that cannot be read, or skip it and count it.
-        document_per: a document is a file, or what lies between blank lines (blank_line).
-    """
-
-    train: list[str] = MISSING
-    val: list[str] | None = None
-    val_share: float = 0.01
-    tokenizer: str = MISSING
-    on_error: str = "stop"
-    document_per: str = "file"
-
-
-@dataclass
-class RecordsConfig:
-    """Records with a text each, tokenized while training: JSON lines, Parquet, or Hugging Face data sets on disk.
+class TextsConfig:
+    """Texts that are tokenized while training.
 
     Attributes:
         train: files and folders; for huggingface, folders that `save_to_disk` wrote.
@@ -59,7 +38,6 @@ class RecordsConfig:
         val_share: that share, by a hash of each document's text.
         tokenizer: folder that `save_pretrained` wrote, or a name on the Hugging Face hub.
         on_error: stop at a record that cannot be read, or skip it and count it.
-        text_field: the field, or column, with the text.
     """
 
     train: list[str] = MISSING
@@ -67,6 +45,27 @@ class RecordsConfig:
     val_share: float = 0.01
     tokenizer: str = MISSING
     on_error: str = "stop"
+
+
+@dataclass
+class PlainTextConfig(TextsConfig):
+    """Plain text.
+
+    Attributes:
+        document_per: a document is a file, or what lies between blank lines (blank_line).
+    """
+
+    document_per: str = "file"
+
+
+@dataclass
+class RecordsConfig(TextsConfig):
+    """Records with a text each: JSON lines, Parquet, or Hugging Face data sets on disk.
+
+    Attributes:
+        text_field: the field, or column, with the text.
+    """
+
     text_field: str = "text"
 
 
@@ -122,9 +121,8 @@ class StreamingConfig:
         streams: each under a name of your own.
         column: null for the first that is there of input_ids, tokens and text.
         bytes_dtype: type of the ids in a column of bytes.
-        tokenizer: as for text; null for the one that lies beside shards of `composer_packing.prepare`, of the first
-            stream.
-        cache_limit: what may lie on disk at a time, such as 100gb; null for all.
+        tokenizer: as for text; null for the one that `composer_packing.prepare` put beside the first stream.
+        cache_limit: what may lie on disk of each split at a time, such as 100gb; null for all.
     """
 
     streams: dict[str, StreamConfig] = field(default_factory=dict)
@@ -151,7 +149,7 @@ class DataConfig:
 
     cache_folder: str = ".cache"
     docs: DocsConfig | None = None
-    text: TextConfig | None = None
+    text: PlainTextConfig | None = None
     jsonl: RecordsConfig | None = None
     parquet: RecordsConfig | None = None
     huggingface: RecordsConfig | None = None

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Sequence
 from dataclasses import is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -96,7 +96,8 @@ def _keys(schema: Any, prefix: str = "") -> list[str]:
     keys = []
     for name, kind in get_type_hints(schema).items():
         keys.append(prefix + name)
-        for part in (kind, *get_args(kind)):  # `Schema | None` too
+        within = f"{prefix}{name}.NAME." if get_origin(kind) is dict else f"{prefix}{name}."
+        for part in (kind, *get_args(kind)):  # `Schema | None` and `dict[str, Schema]` too
             if is_dataclass(part):
-                keys.extend(_keys(part, f"{prefix}{name}."))
+                keys.extend(_keys(part, within))
     return keys

@@ -121,16 +121,14 @@ def document_loader(documents: Documents, config: TrainConfig) -> DocumentLoader
     """What reads this rank's share of the documents; its worker processes are started here, if it has any."""
     rank, world_size, ranks_of_node = dist.get_global_rank(), dist.get_world_size(), dist.get_local_world_size()
     batch_size, settings = config.device_batch_size(world_size), config.train_loader
-    is_streamed = isinstance(documents, StreamedDocuments)
-    num_workers = num_workers_of(settings.num_workers, documents.are_texts, is_streamed, ranks_of_node)
-    sampler: ShareSampler | StreamSampler
     batches: NumberBatches | WantedBatches
-    if isinstance(documents, StreamedDocuments):
-        sampler = StreamSampler(documents, world_size, rank, ranks_of_node, config.seed)
+    if is_streamed := isinstance(documents, StreamedDocuments):
+        sampler: ShareSampler = StreamSampler(documents, world_size, rank, ranks_of_node, config.seed)
         batches = WantedBatches(sampler, documents, batch_size)
     else:
         sampler = ShareSampler(documents, world_size, rank, config.seed)
         batches = NumberBatches(sampler, batch_size)
+    num_workers = num_workers_of(settings.num_workers, documents.are_texts, is_streamed, ranks_of_node)
     return DocumentLoader(documents, sampler, batches, num_workers, settings.prefetch_factor)
 
 

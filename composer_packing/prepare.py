@@ -15,7 +15,8 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from composer_packing.config import ConfigError
 from composer_packing.config_data import DOCUMENT_PER, ON_ERROR
 from composer_packing.data.building import build_once
-from composer_packing.data.preparing.texts import find_files
+from composer_packing.data.prepared import TOKENIZER
+from composer_packing.data.preparing.texts import check_apart, find_files
 from composer_packing.data.preparing.tokenizer_texts import sampled_texts
 from composer_packing.data.preparing.write_shards import LONG, Preparing, write_shards
 from composer_packing.data.tokenizer import (
@@ -61,6 +62,7 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
     settings = Preparing(**{name: value for name, value in given.items() if value is not None})
     train = find_files(options.inputs)
     val = find_files(options.val) if options.val else []
+    check_apart(train, val)
     smallest = 256 + len(SPECIAL_TOKENS)
     if options.train_tokenizer is not None and options.train_tokenizer < smallest:
         raise ConfigError(
@@ -74,7 +76,7 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
         else:
             texts = sampled_texts(train, val, settings)
             tokenizer = TextTokenizer(fast_tokenizer(train_tokenizer(texts, options.train_tokenizer)))
-        tokenizer.save(folder / "tokenizer")
+        tokenizer.save(folder / TOKENIZER)
         # From here on work is shared out over processes, or one is all that was asked for.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         stats.update(write_shards(folder, train, val, settings, tokenizer))

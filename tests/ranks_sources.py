@@ -15,13 +15,13 @@ from composer_packing.dataspec import document_loader, eval_batches, train_batch
 from composer_packing.leaving import run
 from tests.reference import RESULT, originals
 from tests.test_dataspec import trainer_of
-from tests.written_sources import config_of, sources, texts_by_ids
+from tests.written_sources import run_over, sources, texts_by_ids
 
 EPOCHS = 3
 
 
 def fed(data_config: DataConfig, by_ids: dict[tuple[int, ...], str], num_workers: int) -> dict[str, Any]:
-    config = config_of(data_config, num_workers, max_duration="200sp")
+    config = run_over(data_config, num_workers, max_duration="200sp")
     data = open_source(config)
     loader, read = document_loader(data.train.documents, config), []
     for epoch in range(EPOCHS):
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     all_sources = sources(folder) | {"s3": DataConfig(cache_folder, streaming=settings)}
     by_ids = texts_by_ids(folder)
     found = {
-        name: dist.all_gather_object(fed(source, by_ids, num_workers=number % 3))
+        name: dist.all_gather_object(fed(source, by_ids, num_workers=2 if name == "s3" else number % 3))
         for number, (name, source) in enumerate(all_sources.items())
     }
     if dist.get_global_rank() == 0:

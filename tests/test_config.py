@@ -103,6 +103,15 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("eval_loader.mlm_probability=1.5", "eval_loader.mlm_probability=1.5: "),
         ("model.vocab_size=600", "data.docs.vocab_size=8192: must be at least 512 and not exceed model.vocab_size=600"),
         ("data.docs.vocab_size=100", "data.docs.vocab_size=100: must be at least 512"),
+        ("data.docs=null", "data: names 0 sources; it must be one of docs, text, jsonl, parquet, huggingface, mds or"),
+        ("data.mds.folder=x", "data: names 2 sources: docs, mds; it must be one of"),
+        ("data.mds.foldr=x", "there is no key data.mds.foldr; did you mean data.mds.folder?"),
+        ("data.streaming.streams.a.remot=x", "streams.a.remot; did you mean data.streaming.streams.NAME.remote?"),
+        ("data.csv.train=[x]", "there is no key data.csv"),
+        ("data.text.train=x", "data.text.train: "),
+        ("train_loader.num_workers=-1", "train_loader.num_workers=-1: must lie between 0 and 256, or be null"),
+        ("train_loader.prefetch_factor=0", "train_loader.prefetch_factor=0: must be at least 1"),
+        ("eval_loader.max_documents=0", "eval_loader.max_documents=0: must be at least 1"),
         ("model.hidden_size=127", "model.hidden_size=127 must be a multiple"),
         ("model.num_hidden_layers=0", "model.num_hidden_layers=0"),
         ("model.attn_out_dropout=1.0", "model.attn_out_dropout=1.0"),
@@ -154,6 +163,35 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
 )
 def test_what_is_wrong_is_said_in_one_line_with_key_and_value(empty: str, override: str, words: str) -> None:
     assert words in message(empty, *SMALLEST, override)
+
+
+TEXT = ["data.docs=null", "data.text.train=[x]", "data.text.tokenizer=y"]
+JSONL = ["data.docs=null", "data.jsonl.train=[x]", "data.jsonl.tokenizer=y"]
+STREAM = ["data.docs=null", "data.streaming.streams.a.local=x"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([*TEXT, "data.text.train=[]"], "data.text.train=[]: give at least one file or folder"),
+        ([*TEXT, "data.text.val=[]"], "data.text.val=[]: give at least one file or folder"),
+        ([*TEXT, "data.text.document_per=line"], "data.text.document_per=line: must be file or blank_line"),
+        ([*JSONL, "data.jsonl.val_share=1"], "data.jsonl.val_share=1.0: must lie above 0 and below 1"),
+        ([*JSONL, "data.jsonl.on_error=pass"], "data.jsonl.on_error=pass: must be stop or skip"),
+        (JSONL[:2], "data.jsonl.tokenizer is missing; set it in the file or as data.jsonl.tokenizer=VALUE"),
+        ([*JSONL, "objective=sft", "model.causal=true"], "objective=sft: data.jsonl has no examples with a response"),
+        (["data.docs=null", "data.mds.train=x"], "data.mds.folder is missing"),
+        (
+            ["data.docs=null", "data.mds.folder=x", "data.mds.bytes_dtype=float32"],
+            "bytes_dtype=float32: must be an int",
+        ),
+        (["data.docs=null", "data.streaming.column=x"], "data.streaming.streams={}: give at least one"),
+        ([*STREAM, "data.streaming.streams.a.choose=0"], "data.streaming.streams.a.choose=0: must be above 0"),
+        ([*STREAM, "data.streaming.streams.a.proportion=nan"], "streams.a.proportion=nan: must be above 0"),
+    ],
+)
+def test_what_is_wrong_with_a_source_is_said_in_one_line(empty: str, overrides: list[str], words: str) -> None:
+    assert words in message(empty, *SMALLEST, *overrides)
 
 
 def test_a_share_of_the_training_comes_out_in_the_unit_of_its_length_and_other_units_stay(empty: str) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from composer_packing.config import TrainLoaderConfig
 from composer_packing.data.dataset import DocumentDataset
-from composer_packing.data.loader import MOST_WORKERS, DocumentLoader, num_workers_of
+from composer_packing.data.loader import MOST_BY_DEFAULT, DocumentLoader, num_workers_of
 from composer_packing.data.sampler import NumberBatches, ShareSampler
 from composer_packing.dataspec import train_batches
 from composer_packing.source_batch import FlatSourceBatch
@@ -107,6 +107,6 @@ def test_the_number_of_workers_follows_the_work_and_the_cores(monkeypatch: pytes
     assert num_workers_of(3, are_texts=False, are_streamed=False, ranks_of_machine=8) == 3
     assert num_workers_of(None, are_texts=False, are_streamed=False, ranks_of_machine=8) == 0
     assert num_workers_of(None, are_texts=True, are_streamed=False, ranks_of_machine=8) == 3
-    assert num_workers_of(None, are_texts=True, are_streamed=True, ranks_of_machine=1) == MOST_WORKERS
+    assert num_workers_of(None, are_texts=True, are_streamed=True, ranks_of_machine=1) == MOST_BY_DEFAULT
     assert num_workers_of(None, are_texts=False, are_streamed=True, ranks_of_machine=1) == 2
     assert num_workers_of(None, are_texts=True, are_streamed=False, ranks_of_machine=32) == 1

@@ -19,7 +19,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from streaming import StreamingDataset
+from streaming import MDSWriter, StreamingDataset
 from streaming.base.format import reader_from_json
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -28,6 +28,7 @@ from composer_packing import prepare
 from composer_packing.config import ConfigError
 from composer_packing.data.preparing import chunks as chunks_module
 from composer_packing.data.preparing.in_order import UNDER_WAY, in_order
+from composer_packing.data.preparing.shard_writer import encoded
 from composer_packing.data.preparing.texts import held_out
 from composer_packing.data.preparing.tokenizer_texts import sampled_texts
 from composer_packing.data.preparing.write_shards import Preparing, write_shards
@@ -529,3 +530,14 @@ def test_memory_does_not_grow_with_the_size_of_files_or_lines(tmp_path: Path) ->
     assert documents == 420_001
     assert after_many - after_few < 20
     assert after_long - after_few < 100
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 65535, 65536])
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_a_sample_is_encoded_as_the_library_does_it(count: int, dtype: Any, tmp_path: Path) -> None:
+    ids = np.arange(count).astype(dtype)
+    writer = MDSWriter(columns={"input_ids": f"ndarray:{ids.dtype.name}"}, out=str(tmp_path))
+    assert encoded(ids, is_text=False) == writer.encode_sample({"input_ids": ids})
+    writer = MDSWriter(columns={"text": "str"}, out=str(tmp_path / "text"))
+    text = "é" * count
+    assert encoded(np.frombuffer(text.encode(), np.uint8), is_text=True) == writer.encode_sample({"text": text})

@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -6,20 +7,26 @@ import textwrap
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streaming import Stream
+from streaming.base.storage.download import LocalDownloader
+from streaming.base.util import merge_index
 
-from composer_packing.config_data import StreamConfig, StreamingConfig
+from composer_packing.config import ConfigError
+from composer_packing.config_data import DataConfig, StreamConfig, StreamingConfig
 from composer_packing.data.loader import DocumentLoader
+from composer_packing.data.sources import open_source
 from composer_packing.data.stream_sampler import StreamSampler, WantedBatches
 from composer_packing.data.streamed import StreamedDocuments, Wanted
-from composer_packing.data.streams import open_streams
+from composer_packing.data.streams import fetched_beside, open_streams
 from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, train_tokenizer
 from tests.test_train import ROOT
-from tests.written_sources import TEXTS, VOCAB_SIZE, write_mds
+from tests.written_sources import TEXTS, VOCAB_SIZE, run_over, write_mds
 
 
 @pytest.fixture(scope="module")
@@ -131,13 +138,86 @@ def test_no_more_lies_on_disk_than_may_and_every_document_is_read_all_the_same(
     assert sum(sizes) <= 5 * 1024 + 2 * max(sizes), "the limit, and what two workers were at when they ended"
 
 
-def test_a_shard_that_is_always_removed_is_an_error_and_not_a_wait(
+def test_a_shard_that_others_always_remove_is_an_error_and_not_a_wait(
     remote: Path, tmp_path: Path, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = opened(remote, tmp_path, tokenizer, a=StreamConfig())
-    monkeypatch.setattr(StreamedDocuments, "_fetch", lambda self, shard: None)
+    prepare_shard = Stream.prepare_shard
+
+    def removed_at_once(stream: Any, shard: Any) -> None:
+        prepare_shard(stream, shard)
+        Path(shard.dirname, shard.split, shard.file_pairs[0][0].basename).unlink()
+
+    monkeypatch.setattr(Stream, "prepare_shard", removed_at_once)
     with pytest.raises(ValueError, match=r"data\.streaming\.cache_limit=None: is too little; .*shard.* is gone before"):
         documents.__getitems__([0])
+
+
+def test_half_a_download_is_never_taken_for_a_shard(
+    remote: Path, tmp_path: Path, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some storages are written to the very name that is read, and a run may be killed meanwhile."""
+    documents, whole = opened(remote, tmp_path, tokenizer, a=StreamConfig()), LocalDownloader._download_file_impl
+
+    def half(self: Any, remote: str, local: str, timeout: float) -> None:
+        Path(local).write_bytes(Path(remote).read_bytes()[:20])
+        raise ConnectionError("the line went dead")
+
+    monkeypatch.setattr(LocalDownloader, "_download_file_impl", half)
+    with pytest.raises(ValueError, match=r"cannot be fetched \(ConnectionError: the line went dead"):
+        documents.__getitems__([0])
+    assert not [path for path in tmp_path.rglob("shard*") if path.suffix not in (".part", ".lock")]
+    monkeypatch.setattr(LocalDownloader, "_download_file_impl", whole)
+    assert set(documents.__getitems__([0]).tokens.tolist()) == {5}
+
+
+def test_streams_whose_index_was_merged_of_several_are_read(
+    remote: Path, tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    for split in ("train", "val"):
+        for part, name in enumerate("abc"):
+            shutil.copytree(remote / name / split, tmp_path / "merged" / split / str(part))
+        merge_index(str(tmp_path / "merged" / split))
+    local = StreamConfig(local=str(tmp_path / "merged"))
+    settings = StreamingConfig(streams={"all": local})
+    documents = StreamedDocuments(open_streams(settings, "train", tmp_path, 17), settings, tokenizer)
+    assert np.unique(documents.__getitems__(np.arange(167)).tokens).tolist() == list(range(5, 172))
+    fetched = opened(remote, tmp_path / "cache", tokenizer, all=StreamConfig(remote=str(tmp_path / "merged")))
+    assert np.unique(fetched.__getitems__(np.arange(167)).tokens).tolist() == list(range(5, 172))
+
+
+def test_opening_reads_the_first_shard_of_each_stream_and_weighs_them_as_they_are_weighted(
+    tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    for name, length in (("short", 10), ("long", 100)):
+        samples = [{"input_ids": np.full(length, 7, np.uint16)}] * 30
+        for split in ("train", "val"):
+            write_mds(tmp_path / "remote" / name / split, {"input_ids": "ndarray:uint16"}, samples, size_limit=1)
+    tokenizer.save(tmp_path / "remote" / "short" / "tokenizer")
+    streams = {
+        name: StreamConfig(remote=f"{tmp_path}/remote/{name}", proportion=proportion)
+        for name, proportion in (("short", 9.0), ("long", 1.0))
+    }
+    data = DataConfig(str(tmp_path / "cache"), streaming=StreamingConfig(streams=streams))
+    source = open_source(run_over(data))
+    assert len(list((tmp_path / "cache").rglob("train/*.mds"))) == 2
+    assert source.train.per_epoch == 60
+    assert source.train.num_tokens == 54 * 10 + 6 * 100
+    assert source.val.num_tokens == 30 * 110
+
+
+def test_a_storage_that_does_not_answer_is_not_taken_for_one_without_counts(
+    remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = StreamConfig(remote=str(remote / "a"))
+    assert fetched_beside(stream, "stats.json", tmp_path) is None
+
+    def refused(self: Any, remote: str, local: str, timeout: float) -> None:
+        raise PermissionError(13, "Access denied")
+
+    monkeypatch.setattr(LocalDownloader, "_download_file_impl", refused)
+    with pytest.raises(ConfigError, match=r"a/stats\.json: cannot be read \(PermissionError: .*Access denied"):
+        fetched_beside(stream, "stats.json", tmp_path)
 
 
 def test_a_shard_that_cannot_be_fetched_is_named_in_the_main_process(

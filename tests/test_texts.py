@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from composer_packing.config import ConfigError
 from composer_packing.data.preparing import reading
-from composer_packing.data.preparing.reading import Problem, Source
+from composer_packing.data.preparing.reading import Problem, Raw, Records
 from composer_packing.data.preparing.texts import find_files, held_out, text_of
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])).filter(str.strip), max_size=20)
@@ -25,7 +25,7 @@ def read(
 ) -> tuple[list[str], list[Problem], Counter[str]]:
     """Texts, problems and what was mended of a file."""
     mended: Counter[str] = Counter()
-    records = Source(path, text_field, document_per)
+    records = Records(path, text_field, document_per)
     made = [record if isinstance(record, Problem) else text_of(record, text_field, mended) for record in records]
     return (
         [each for each in made if isinstance(each, str)],
@@ -366,3 +366,27 @@ def test_a_data_set_on_disk_is_one_input_and_one_of_several_splits_names_them(tm
     datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(str(tmp_path / "both"))
     with pytest.raises(ConfigError, match=rf"give the folder of one: {tmp_path}/both/test, {tmp_path}/both/train$"):
         find_files([tmp_path / "both"])
+
+
+def test_no_line_is_lost_of_a_paragraph_that_reaches_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_RECORD", 20)
+    path = tmp_path / "a.txt"
+    for first, is_kept in (("x" * 20, False), ("x" * 18, True), ("x" * 19, False)):
+        path.write_text(f"{first}\ny\n\nnext")
+        one, two = Records(path, "text", "blank_line")
+        assert isinstance(two, Raw)
+        assert two.data == b"next"
+        if is_kept:
+            assert isinstance(one, Raw)
+            assert one.data == f"{first}\ny".encode()
+        else:
+            assert isinstance(one, Problem)
+            assert one.reason == "too long record"
+
+
+def test_a_file_is_read_by_the_end_of_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "dump.jsonl.txt"
+    path.write_text('{"text": "a"}')
+    (record,) = Records(path, "text", "file")
+    assert isinstance(record, Raw)
+    assert record.form == "file"

@@ -16,10 +16,10 @@ from composer_packing.config import TrainConfig, TrainLoaderConfig
 from composer_packing.config_data import (
     DataConfig,
     MdsConfig,
+    PlainTextConfig,
     RecordsConfig,
     StreamConfig,
     StreamingConfig,
-    TextConfig,
 )
 from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, load_tokenizer, train_tokenizer
 from composer_packing.model import ModernBertConfig
@@ -57,7 +57,7 @@ def write_all(folder: Path) -> None:
 
 def write_mds(folder: Path, columns: dict[str, str], samples: Sequence[dict[str, Any]], **more: Any) -> None:
     """Shards of a few samples each."""
-    with MDSWriter(out=str(folder), columns=columns, size_limit=1200, **more) as writer:
+    with MDSWriter(out=str(folder), columns=columns, **({"size_limit": 1200} | more)) as writer:
         for sample in samples:
             writer.write(sample)
 
@@ -72,7 +72,7 @@ def sources(folder: Path) -> dict[str, DataConfig]:
     cache: dict[str, Any] = {"cache_folder": str(folder / "cache")}
 
     def of(kind: str, names: str, **more: Any) -> DataConfig:
-        form = TextConfig if kind == "text" else RecordsConfig
+        form = PlainTextConfig if kind == "text" else RecordsConfig
         train, val = ([str(folder / names.format(split))] for split in SPLITS)
         source: Any = {kind: form(train=train, val=val, **files, **more)}
         return DataConfig(**cache, **source)
@@ -102,7 +102,7 @@ def sources(folder: Path) -> dict[str, DataConfig]:
     }
 
 
-def config_of(data: DataConfig, num_workers: int | None = None, **changed: Any) -> TrainConfig:
+def run_over(data: DataConfig, num_workers: int | None = None, **changed: Any) -> TrainConfig:
     """A run over a source."""
     changed["train_loader"] = TrainLoaderConfig(num_workers=num_workers)
     model = ModernBertConfig(

@@ -10,8 +10,11 @@ from torch.utils.data.distributed import DistributedSampler
 
 from composer_packing.source_batch import FlatSourceBatch
 
-MOST_WORKERS = 8
+MOST_BY_DEFAULT = 8
 """Worker processes per rank, where their number is not given."""
+
+MOST_DOWNLOADING = 2
+"""The same where ids are downloaded, as each has further threads for that."""
 
 
 class DocumentLoader:
@@ -51,7 +54,7 @@ class DocumentLoader:
         self._first = iter(self._loader) if num_workers else None
 
     def __iter__(self) -> Iterator[FlatSourceBatch]:
-        """Start an epoch; the first has been started already where there are workers."""
+        """Start an epoch; where there are workers, epoch 0 has been started already."""
         first, self._first = self._first, None
         return iter(self._loader) if first is None else first
 
@@ -70,7 +73,7 @@ def num_workers_of(given: int | None, are_texts: bool, are_streamed: bool, ranks
     if not (are_texts or are_streamed):
         return 0  # reading ids from a memory map costs less than handing them over from another process
     cores = len(os.sched_getaffinity(0)) // ranks_of_machine - 1  # one for the rank itself
-    return max(1, min(cores, MOST_WORKERS if are_texts else 2))
+    return max(1, min(cores, MOST_BY_DEFAULT if are_texts else MOST_DOWNLOADING))
 
 
 def _as_it_is(documents: FlatSourceBatch) -> FlatSourceBatch:

@@ -63,9 +63,8 @@ class MdsColumn:
 
     Attributes:
         name: the column taken.
+        encoding: what it holds: str, bytes, ndarray, ndarray:uint16 and so on.
         dtype: integer type of its items; None where it is `str`.
-        num_samples: samples of all shards.
-        num_bytes: bytes of all shards.
 
     Raises:
         ConfigError: something is missing or damaged, or will not do.
@@ -81,11 +80,10 @@ class MdsColumn:
             there = ", ".join(f"{name} ({encoding})" for name, encoding, _ in columns)
             raise ConfigError(f"{folder}: has no column {' or '.join(names)}; give one of {there}")
         self.name, encoding, fixed_size = columns[column]
+        self.encoding = encoding
         array = NDARRAY.fullmatch(encoding)
         if not array and encoding not in ("str", "bytes"):
             raise ConfigError(f"{folder}: {self.name} is {encoding}; it must be str, bytes or ndarray of integers")
-        self.num_samples = sum(shard.samples for shard in shards)
-        self.num_bytes = sum(shard.size for shard in shards)
         self._files = [shard.file for shard in shards]
         self._mapped = [mapped(shard) for shard in shards]  # the addresses hold as long as these live
         read_here_and_there(self._mapped)
@@ -108,7 +106,7 @@ class MdsColumn:
             self._kind = (column, mark, int(array is not None and not shape), self.dtype.itemsize)
 
     def __len__(self) -> int:
-        return self.num_samples
+        return int(self._maps[0][-1])
 
     def gather(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Values of some samples, read without the interpreter's lock.

@@ -26,6 +26,8 @@ class MdsDocuments(Dataset[FlatSourceBatch]):
 
     Attributes:
         are_texts: they are tokenized as they are read.
+        bytes_dtype: type that ids are taken to be of; None unless the column is one of bytes.
+        vocab_size: all ids lie below it.
 
     Raises:
         ConfigError: the shards are not what their index says, or have no column that will do.
@@ -37,6 +39,8 @@ class MdsDocuments(Dataset[FlatSourceBatch]):
         self._column = MdsColumn(folder, COLUMNS if column is None else (column,), bytes_dtype)
         self._folder, self._tokenizer = folder, tokenizer
         self.are_texts = self._column.dtype is None
+        self.bytes_dtype = bytes_dtype if self._column.encoding == "bytes" else None
+        self.vocab_size = tokenizer.vocab_size
 
     def __len__(self) -> int:
         return len(self._column)

@@ -32,28 +32,37 @@ def stats_in(file: Path | None) -> dict[str, Any] | None:
         raise ConfigError(f"{file}: cannot be read ({error}); prepare the data again") from error
 
 
-def tokenizer_for(key: str, given: str | None, beside: Path, stats: dict[str, Any] | None) -> TextTokenizer:
+def tokenizer_for(key: str, given: str | None, beside: Path) -> TextTokenizer:
     """The tokenizer of shards: the one that is given, or else the one that lies beside them.
 
     Args:
         key: what errors begin with, as `data.mds`.
         given: name or folder.
         beside: folder that may hold one.
-        stats: what `stats_in` gave.
 
     Raises:
-        ConfigError: there is none, or it is not the one that the data was made with.
+        ConfigError: there is none.
     """
-    if given is None and not beside.is_dir():
+    if given is None and not (beside / TOKENIZER_FILES[0]).is_file():
         raise ConfigError(
-            f"{key}.tokenizer: there is no {beside}, so it must be given; masks and random words are drawn by it"
+            f"{key}.tokenizer: there is none beside the data, in {beside}, so that it must be given; masks and random "
+            f"words are drawn by it"
         )
-    name = str(beside) if given is None else given
-    tokenizer = load_tokenizer(name)
+    return load_tokenizer(str(beside) if given is None else given)
+
+
+def check_made_with(key: str, folder: Path, stats: dict[str, Any] | None, tokenizer: TextTokenizer) -> None:
+    """Raise ConfigError where shards were made with another tokenizer.
+
+    Args:
+        key: what errors begin with.
+        folder: where the shards are.
+        stats: what `stats_in` gave.
+        tokenizer: the one in use.
+    """
     made_with = None if stats is None else stats["tokenizer"].get("fingerprint")
     if made_with not in (None, tokenizer.fingerprint):
         raise ConfigError(
-            f"{key}.tokenizer={name}: is not the one that the data was made with (fingerprint {tokenizer.fingerprint}, "
-            f"not {made_with}); leave the key out to use the one beside the data, or prepare the data again"
+            f"{key}.tokenizer: {folder} was made with another tokenizer, of fingerprint {made_with}, not "
+            f"{tokenizer.fingerprint}; give that one, or prepare the data again"
         )
-    return tokenizer

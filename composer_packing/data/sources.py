@@ -8,16 +8,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing.config import ConfigError, TrainConfig
-from composer_packing.config_data import DocsConfig, MdsConfig, RecordsConfig, StreamingConfig, TextConfig
+from composer_packing.config_data import DocsConfig, MdsConfig, StreamingConfig, TextsConfig
 from composer_packing.data.corpus import open_or_build
 from composer_packing.data.dataset import DocumentDataset
 from composer_packing.data.mds_documents import MdsDocuments
-from composer_packing.data.prepared import STATS, TOKENIZER, TOKENIZER_FILES, stats_in, tokenizer_for
+from composer_packing.data.prepared import (
+    STATS,
+    TOKENIZER,
+    TOKENIZER_FILES,
+    check_made_with,
+    stats_in,
+    tokenizer_for,
+)
 from composer_packing.data.streamed import StreamedDocuments
 from composer_packing.data.streams import fetched_beside, local_folder, open_streams
 from composer_packing.data.text_copy import copied_texts
 from composer_packing.data.tokenizer import TextTokenizer, load_tokenizer
 from composer_packing.policies import Objective
+from composer_packing.source_batch import FlatSourceBatch
 
 Documents = DocumentDataset | MdsDocuments | StreamedDocuments
 """Map-style datasets whose `__getitems__` gives a numbered `FlatSourceBatch`."""
@@ -64,29 +72,18 @@ def open_source(config: TrainConfig) -> Source:
     Raises:
         ConfigError: a file is missing or damaged, ids do not fit the tokenizer, or the tokenizer not the model.
     """
-    cache_folder, max_seq_len = Path(config.data.cache_folder), config.max_seq_len
     ((kind, given),) = config.data.sources.items()
-    try:
-        if isinstance(given, DocsConfig):
-            corpus = open_or_build(cache_folder, given.vocab_size, config.objective == Objective.SFT)
-        elif isinstance(given, (TextConfig, RecordsConfig)):
-            copy = copied_texts(kind, given, cache_folder)
-    except OSError as error:
-        raise ConfigError(
-            f"data.cache_folder={config.data.cache_folder}: {error.strerror or error}: {error.filename}; "
-            f"give a folder that can be written"
-        ) from error
-    if isinstance(given, DocsConfig):
-        tokenizer = _checked(corpus.tokenizer, config)
-        train, val = (counted_split(corpus.documents(split, max_seq_len), max_seq_len) for split in ("train", "val"))
-        return Source(tokenizer, train, val)
     if isinstance(given, MdsConfig):
         return _of_mds(given, config)
     if isinstance(given, StreamingConfig):
-        return _of_streams(given, config, cache_folder)
-    tokenizer = _checked(load_tokenizer(given.tokenizer), config)
-    train, val = (_in_shards(MdsDocuments(copy / split, tokenizer), None, config) for split in ("train", "val"))
-    return Source(tokenizer, train, val)
+        return _of_streams(given, config)
+    try:
+        return _of_docs(given, config) if isinstance(given, DocsConfig) else _of_texts(kind, given, config)
+    except OSError as error:
+        raise ConfigError(
+            f"data.cache_folder={config.data.cache_folder}: {error.strerror or error}: {error.filename or ''}; "
+            f"give a folder that can be written"
+        ) from error
 
 
 def _checked(tokenizer: TextTokenizer, config: TrainConfig) -> TextTokenizer:
@@ -101,6 +98,13 @@ def _checked(tokenizer: TextTokenizer, config: TrainConfig) -> TextTokenizer:
     return tokenizer
 
 
+def _of_docs(given: DocsConfig, config: TrainConfig) -> Source:
+    has_examples = config.objective == Objective.SFT
+    corpus, max_seq_len = open_or_build(config.cache_folder, given.vocab_size, has_examples), config.max_seq_len
+    train, val = (counted_split(corpus.documents(split, max_seq_len), max_seq_len) for split in ("train", "val"))
+    return Source(_checked(corpus.tokenizer, config), train, val)
+
+
 def counted_split(documents: DocumentDataset, max_seq_len: int) -> Split:
     """A split of which everything is known."""
     longer = f"{documents.num_long:,} longer than {max_seq_len}"
@@ -113,65 +117,91 @@ def counted_split(documents: DocumentDataset, max_seq_len: int) -> Split:
     return Split(documents, len(documents), documents.num_tokens, summary)
 
 
+def _of_texts(kind: str, given: TextsConfig, config: TrainConfig) -> Source:
+    tokenizer = _checked(load_tokenizer(given.tokenizer), config)
+    folder = copied_texts(kind, given, config.cache_folder)
+    skipped = (stats_in(folder / STATS) or {}).get("skipped")
+    note = f"; skipped {', '.join(f'{count:,} ({reason})' for reason, count in skipped.items())}" if skipped else ""
+    train, val = (_in_shards(MdsDocuments(folder / split, tokenizer), None, config, note) for split in ("train", "val"))
+    return Source(tokenizer, train, val)
+
+
 def _of_mds(given: MdsConfig, config: TrainConfig) -> Source:
     folder = Path(given.folder)
     if not folder.is_dir():
         raise ConfigError(f"data.mds.folder={given.folder}: there is no such folder; give one that holds the splits")
     stats = stats_in(folder / STATS)
-    tokenizer = _checked(tokenizer_for("data.mds", given.tokenizer, folder / TOKENIZER, stats), config)
+    tokenizer = _checked(tokenizer_for("data.mds", given.tokenizer, folder / TOKENIZER), config)
+    check_made_with("data.mds", folder, stats, tokenizer)
     splits = []
     for split in (given.train, given.val):
         documents = MdsDocuments(folder / split, tokenizer, given.column, given.bytes_dtype)
-        splits.append(_in_shards(documents, None if stats is None else stats.get(split), config))
+        splits.append(_in_shards(documents, (stats or {}).get(split), config))
     return Source(tokenizer, *splits)
 
 
-def _in_shards(documents: MdsDocuments, counts: dict[str, Any] | None, config: TrainConfig) -> Split:
-    numbers = np.linspace(0, len(documents) - 1, SAMPLE).astype(np.int64)
-    return _sampled(documents, len(documents), numbers, counts, config)
+def _in_shards(documents: MdsDocuments, counts: dict[str, Any] | None, config: TrainConfig, note: str = "") -> Split:
+    sample = _sampled(documents, np.linspace(0, len(documents) - 1, SAMPLE).astype(np.int64))
+    counted = (counts or {}).get("tokens")
+    num_tokens = round(sample.lengths.mean() * len(documents)) if counted is None else int(counted)
+    return _split(documents, len(documents), num_tokens, config, "about " if counted is None else "", note)
 
 
-def _of_streams(given: StreamingConfig, config: TrainConfig, cache_folder: Path) -> Source:
-    opened = [open_streams(given, split, cache_folder, config.seed) for split in ("train", "val")]
+def _of_streams(given: StreamingConfig, config: TrainConfig) -> Source:
+    opened = [open_streams(given, split, config.cache_folder, config.seed) for split in ("train", "val")]
     first = next(iter(given.streams.values()))
-    stats = stats_in(fetched_beside(first, STATS, cache_folder))
-    for name in TOKENIZER_FILES:
-        fetched_beside(first, f"{TOKENIZER}/{name}", cache_folder)
-    beside = local_folder(first, cache_folder) / TOKENIZER
-    tokenizer = _checked(tokenizer_for("data.streaming", given.tokenizer, beside, stats), config)
+    for name in TOKENIZER_FILES if given.tokenizer is None else ():
+        fetched_beside(first, f"{TOKENIZER}/{name}", config.cache_folder)
+    beside = local_folder(first, config.cache_folder) / TOKENIZER
+    tokenizer = _checked(tokenizer_for("data.streaming", given.tokenizer, beside), config)
+    for name, stream in given.streams.items():
+        stats = stats_in(fetched_beside(stream, STATS, config.cache_folder))
+        check_made_with("data.streaming", Path(stream.remote or stream.local or name), stats, tokenizer)
     splits = []
     for streams in opened:
         documents = StreamedDocuments(streams, given, tokenizer)
-        # Of the first shard of each stream only, as they are downloaded for it.
-        begins = np.cumsum([0, *documents.samples_per_shard])[np.cumsum([0, *streams.shards_per_stream[:-1]])]
-        numbers = [np.arange(begin, min(begin + SAMPLE // len(begins), len(documents))) for begin in begins]
-        splits.append(
-            _sampled(documents, sum(streams.choose_per_stream), np.concatenate(numbers), counts=None, config=config)
-        )
+        num_tokens = 0.0
+        # Of the first shard of each stream only, as it is downloaded for it.
+        first_shards = np.cumsum([0, *streams.shards_per_stream[:-1]])
+        begins = np.cumsum([0, *documents.samples_per_shard])[first_shards]
+        most = max(1, SAMPLE // len(begins))
+        for begin, size, choose in zip(
+            begins, documents.samples_per_shard[first_shards], streams.choose_per_stream, strict=True
+        ):
+            num_tokens += choose * _sampled(documents, np.arange(begin, begin + min(most, size))).lengths.mean()
+        splits.append(_split(documents, sum(streams.choose_per_stream), round(num_tokens), config, "about "))
     return Source(tokenizer, *splits)
 
 
-def _sampled(
-    documents: MdsDocuments | StreamedDocuments,
-    per_epoch: int,
-    numbers: NDArray[np.int64],
-    counts: dict[str, Any] | None,
-    config: TrainConfig,
-) -> Split:
-    """A split of which some documents have been read, so that what is wrong with them shows before the first batch."""
-    numbers = np.unique(numbers)
+def _sampled(documents: MdsDocuments | StreamedDocuments, numbers: NDArray[np.int64]) -> FlatSourceBatch:
+    """Some documents of a split, read so that what is wrong with them shows before the first batch."""
     try:
-        sampled = documents.__getitems__(numbers).tokens
+        sample = documents.__getitems__(np.unique(numbers))
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    if len(sampled) >= SAMPLE and not sampled[1::2].any():
-        raise ConfigError(
-            "every second id of the data is 0, as when ids are read half as wide as they are; give another bytes_dtype"
-        )
-    counted = (counts or {}).get("tokens")
-    num_tokens = round(len(sampled) / len(numbers) * per_epoch) if counted is None else int(counted)
-    about = "about " if counted is None else ""
+    if documents.bytes_dtype is not None:
+        narrow = np.dtype(documents.bytes_dtype)
+        of_bytes = np.ascontiguousarray(sample.tokens, narrow)
+        for wider in (np.dtype(f"uint{8 * size}") for size in (2, 4, 8) if size > narrow.itemsize):
+            # Ids that are read half as wide as they are have a 0 behind each.
+            fits = of_bytes.nbytes % wider.itemsize == 0 and of_bytes.view(wider).max() < documents.vocab_size
+            if fits and len(of_bytes) >= SAMPLE:
+                raise ConfigError(
+                    f"data: bytes_dtype={narrow}: the ids are those of the tokenizer as {wider} too; give that, or "
+                    f"int{8 * wider.itemsize}"
+                )
+    return sample
+
+
+def _split(
+    documents: MdsDocuments | StreamedDocuments,
+    per_epoch: int,
+    num_tokens: int,
+    config: TrainConfig,
+    about: str,
+    note: str = "",
+) -> Split:
     summary = (
         f"{per_epoch:,} documents, {about}{num_tokens:,} tokens; those longer than {config.max_seq_len} come in pieces"
     )
-    return Split(documents, per_epoch, max(1, num_tokens), summary)
+    return Split(documents, per_epoch, max(1, num_tokens), summary + note)

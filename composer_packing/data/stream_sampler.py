@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from streaming.base.sampling import get_sampling
 from streaming.base.shuffle import get_shuffle
 from torch.utils.data import Sampler
-from torch.utils.data.distributed import DistributedSampler
 
+from composer_packing.data.sampler import ShareSampler
 from composer_packing.data.streamed import StreamedDocuments, Wanted
 
-BLOCK = 4_000_000
+SHUFFLE_BLOCK = 4_000_000
 """Documents that are mixed with one another, over all nodes; with this and the least of 2**18 for one node Streaming
 mixes by default."""
 
@@ -20,7 +20,7 @@ AHEAD = 8
 """Source batches ahead of the one that is read for which shards are downloaded."""
 
 
-class StreamSampler(DistributedSampler[int]):
+class StreamSampler(ShareSampler):
     """Takes of each stream what an epoch is to have of it, shuffles, and deals it out: every document to one rank.
 
     What is taken and the order are Streaming's: its sampling, and its shuffle `py1e`, which mixes the documents of
@@ -42,23 +42,19 @@ class StreamSampler(DistributedSampler[int]):
     def __init__(
         self, documents: StreamedDocuments, num_replicas: int, rank: int, ranks_per_node: int, seed: int
     ) -> None:
-        super().__init__(documents, num_replicas, rank, seed=seed)
+        super().__init__(documents, num_replicas, rank, seed)
         self._documents, self._ranks_per_node = documents, ranks_per_node
-
-    def __iter__(self) -> Iterator[int]:
-        """Numbers of this rank's documents in this epoch."""
-        return iter(self.numbers().tolist())
 
     def __len__(self) -> int:
         """How many they are."""
         return len(self._share(sum(self._documents.streams.choose_per_stream)))
 
     def numbers(self) -> NDArray[np.int64]:
-        """The same as an array, int64 `(documents,)`."""
+        """Numbers of this rank's documents in this epoch, int64 `(documents,)`."""
         sizes, taken = self._taken()
         num_nodes = self.num_replicas // self._ranks_per_node
         order: NDArray[np.int64] = get_shuffle(
-            "py1e", sizes, num_nodes, self.seed, self.epoch, max(BLOCK // num_nodes, 2**18)
+            "py1e", sizes, num_nodes, self.seed, self.epoch, max(SHUFFLE_BLOCK // num_nodes, 2**18)
         )
         share = self._share(len(taken))
         numbers: NDArray[np.int64] = taken[order[share.start : share.stop : share.step]]
@@ -68,7 +64,7 @@ class StreamSampler(DistributedSampler[int]):
         """Places in the epoch's order that are this rank's."""
         node, rank_of_node = divmod(self.rank, self._ranks_per_node)
         num_nodes = self.num_replicas // self._ranks_per_node
-        # Dealing starts with another rank each epoch, so that all have equally many in the long run.
+        # Dealing starts with another rank each epoch, so that those of a node have equally many in the long run.
         first = (rank_of_node - self.epoch) % self._ranks_per_node
         return range(count * node // num_nodes + first, count * (node + 1) // num_nodes, self._ranks_per_node)
 
@@ -85,7 +81,9 @@ class StreamSampler(DistributedSampler[int]):
             counts = get_sampling(per_shard, choose, 1, self.seed, self.epoch, True)
             for size, count in zip(per_shard.tolist(), counts.tolist(), strict=True):
                 whole, rest = divmod(count, size)
-                parts = [np.arange(size)] * whole + [np.sort(rng.choice(size, rest, replace=False))] * bool(rest)
+                parts = [np.arange(size)] * whole
+                if rest:
+                    parts.append(np.sort(rng.choice(size, rest, replace=False)))
                 sizes += map(len, parts)
                 taken += [first_document + part for part in parts]
                 first_document += size
@@ -96,12 +94,13 @@ class StreamSampler(DistributedSampler[int]):
 class WantedBatches(Sampler[Wanted]):
     """What a rank reads, `batch_size` documents at a time, with the shards that are wanted soon after."""
 
-    def __init__(self, sampler: StreamSampler, documents: StreamedDocuments, batch_size: int) -> None:
+    def __init__(self, sampler: ShareSampler, documents: StreamedDocuments, batch_size: int) -> None:
         self._sampler, self._documents, self._batch_size = sampler, documents, batch_size
 
     def __iter__(self) -> Iterator[Wanted]:
         """One epoch; the last may have fewer documents."""
         numbers = self._sampler.numbers()
         for at in range(0, len(numbers), self._batch_size):
-            soon = numbers[at : at + (1 + AHEAD) * self._batch_size]
-            yield Wanted(numbers[at : at + self._batch_size], np.unique(self._documents.shards_of(soon)))
+            soon = self._documents.shards_of(numbers[at : at + (1 + AHEAD) * self._batch_size])
+            shards, first_places = np.unique(soon, return_index=True)
+            yield Wanted(numbers[at : at + self._batch_size], shards[np.argsort(first_places)])

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from streaming.base.util import bytes_to_int
 from torch.utils.data import Dataset
 
+from composer_packing.checks import shown
 from composer_packing.config import ConfigError
 from composer_packing.config_data import StreamingConfig
 from composer_packing.data.mds_documents import check_ids_of
-from composer_packing.data.streams import OpenStreams, Shard
+from composer_packing.data.streams import OpenStreams, StreamedShard
 from composer_packing.data.tokenizer import TextTokenizer
 from composer_packing.source_batch import FlatSourceBatch, token_dtype
 
@@ -34,7 +35,7 @@ class Wanted(NamedTuple):
 
     Attributes:
         numbers: int64 `(documents,)`, documents to give.
-        soon: int64 `(shards,)`, shards that are wanted next.
+        soon: int64 `(shards,)`, shards that these and the next are in, in the order in which they are wanted.
     """
 
     numbers: NDArray[np.int64]
@@ -52,7 +53,9 @@ class StreamedDocuments(Dataset[FlatSourceBatch]):
     Attributes:
         streams: the split.
         samples_per_shard: int64 `(shards,)`, documents of each.
-        are_texts: they are tokenized as they are read.
+        are_texts: some are tokenized as they are read.
+        bytes_dtype: type that ids are taken to be of; None unless they are in columns of bytes.
+        vocab_size: all ids lie below it.
 
     Raises:
         ConfigError: the limit is no size.
@@ -69,7 +72,11 @@ class StreamedDocuments(Dataset[FlatSourceBatch]):
         self.samples_per_shard = np.array([shard.reader.samples for shard in streams.shards], np.int64)
         self._ends = np.cumsum(self.samples_per_shard)
         self.are_texts = any(shard.encoding == "str" for shard in streams.shards)
-        self._fetching: tuple[int, ThreadPoolExecutor] | None = None
+        self.bytes_dtype = settings.bytes_dtype if all(shard.encoding == "bytes" for shard in streams.shards) else None
+        self.vocab_size = tokenizer.vocab_size
+        self._process = os.getpid()
+        self._fetching: ThreadPoolExecutor | None = None
+        self._pending: set[int] = set()
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -78,9 +85,9 @@ class StreamedDocuments(Dataset[FlatSourceBatch]):
         """Several documents at once, numbered, their shards downloaded first where they are not here.
 
         Raises:
-            ValueError: a shard is damaged, an id is not one of the tokenizer, or a text is not UTF-8.
-            Exception: what the download raises.
+            ValueError: a shard cannot be fetched or is damaged, or an id is not one of the tokenizer.
         """
+        self._start_in_this_process()
         if isinstance(wanted, Wanted):
             self._fetch_ahead(wanted.soon)
             numbers = wanted.numbers
@@ -108,35 +115,54 @@ class StreamedDocuments(Dataset[FlatSourceBatch]):
         tokens, lengths = self._tokenizer(texts)
         return np.split(tokens, np.cumsum(lengths)[:-1]) if texts else []
 
-    def _read(self, shard: Shard, at: int) -> Any:
-        """One document: its ids, or its text."""
+    def _read(self, shard: StreamedShard, at: int) -> Any:
+        """One document: its ids, or its text.
+
+        The library's reader opens the file anew each time, so that a shard may be removed and come back at any time.
+        """
         for _ in range(TRIES):
             try:
                 value = shard.reader[at][shard.column]
                 if shard.encoding == "bytes":
                     return np.frombuffer(value, self._settings.bytes_dtype)
-                return value if shard.encoding == "str" else value.reshape(-1)
+                if shard.encoding == "str":
+                    return value
+                if value.dtype.kind not in "iu":
+                    raise ValueError(f"{shard.column} is of {value.dtype}, and must be of integers")
+                return value.reshape(-1)
             except FileNotFoundError:
                 pass
             except Exception as error:  # whatever a decoder makes of damaged bytes
-                raise ValueError(f"{shard.path}: sample {at} cannot be read ({error})") from error
+                raise ValueError(f"{shard.path}: sample {at} cannot be read ({shown(error)})") from error
             self._fetch(shard)
         raise ValueError(
             f"data.streaming.cache_limit={self._settings.cache_limit}: is too little; {shard.path} is gone before it "
             f"is read"
         )
 
+    def _start_in_this_process(self) -> None:
+        """After a fork, let go of what does not survive one: connections, which are the parent's, and threads."""
+        if self._process != os.getpid():
+            for stream in {id(shard.stream): shard.stream for shard in self.streams.shards}.values():
+                stream._downloader.clean_up()
+            self._process, self._fetching, self._pending = os.getpid(), None, set()
+
     def _fetch_ahead(self, numbers: NDArray[np.int64]) -> None:
         """Have shards downloaded on threads of this process; what fails there fails again where they are read."""
-        missing = [self.streams.shards[number] for number in numbers.tolist()]
-        missing = [shard for shard in missing if not shard.path.exists()]
-        if missing and (self._fetching is None or self._fetching[0] != os.getpid()):  # threads do not survive a fork
-            self._fetching = os.getpid(), ThreadPoolExecutor(2, thread_name_prefix=__name__)
-        for shard in missing:
-            assert self._fetching is not None
-            self._fetching[1].submit(self._fetch, shard)
+        for number in numbers.tolist():
+            if number not in self._pending and not self.streams.shards[number].path.exists():
+                if self._fetching is None:
+                    self._fetching = ThreadPoolExecutor(2, thread_name_prefix=__name__)
+                self._pending.add(number)
+                self._fetching.submit(self._fetch_pending, number)
 
-    def _fetch(self, shard: Shard) -> None:
+    def _fetch_pending(self, number: int) -> None:
+        try:
+            self._fetch(self.streams.shards[number])
+        finally:
+            self._pending.discard(number)
+
+    def _fetch(self, shard: StreamedShard) -> None:
         shard.fetch()
         if self._cache_limit is not None:
             self._make_room(shard.path)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2s
@@ -15,13 +16,37 @@ from streaming.base.format import Reader
 from streaming.base.storage.download import CloudDownloader
 from streaming.base.world import World
 
+from composer_packing.checks import shown
 from composer_packing.config import ConfigError
 from composer_packing.config_data import StreamConfig, StreamingConfig
 from composer_packing.data.mds_documents import COLUMNS
+from composer_packing.data.mds_shards import INDEX
+
+NOT_FOUND = re.compile(r"not ?found|404|no ?such|does ?not ?exist", re.IGNORECASE)
+"""What storages say of a file that is not there."""
+
+
+class _WholeFiles:
+    """Downloads as another does, but so that a file is there whole or not at all, which not all of those see to."""
+
+    def __init__(self, downloader: CloudDownloader) -> None:
+        self._downloader = downloader
+
+    def download(self, remote: str | None, local: str, timeout: float) -> None:
+        """Download a file, unless it is here already."""
+        if not os.path.exists(local):
+            part = f"{local}.part"
+            Path(part).unlink(missing_ok=True)
+            self._downloader.download(remote, part, timeout)
+            os.replace(part, local)
+
+    def clean_up(self) -> None:
+        """Close what is open to the storage."""
+        self._downloader.clean_up()
 
 
 @dataclass(frozen=True)
-class Shard:
+class StreamedShard:
     """One shard of a stream.
 
     Attributes:
@@ -40,41 +65,43 @@ class Shard:
 
     def is_here(self) -> bool:
         """Whether the file is here, be it compressed."""
-        compressed = self.reader.file_pairs[0][1]
-        return self.path.exists() or (compressed is not None and self.path.with_name(compressed.basename).exists())
+        packed = self.reader.file_pairs[0][1]
+        there = [
+            self.path,
+            *([] if packed is None else [Path(self.reader.dirname, self.reader.split, packed.basename)]),
+        ]
+        return any(path.exists() for path in there)
 
     def fetch(self) -> None:
         """Download and unpack the file, if it is not here, while no other process does.
 
         Raises:
-            ValueError: it cannot be fetched, or is not as long as its index says.
+            ValueError: it cannot be fetched; ConfigError: it is not as long as its index says.
         """
-        try:
-            with locked(self.path):
+        with locked(self.path):
+            try:
                 self.stream.prepare_shard(self.reader)
-        except Exception as error:  # each kind of storage has its own
-            where = f"{self.stream.remote or self.stream.local}/{self.stream.split}/{self.path.name}"
-            raise ValueError(f"{where}: cannot be fetched ({_reason(error)})") from error
-        self.check_size()
+            except Exception as error:  # each kind of storage has its own
+                where = f"{self.stream.remote or self.stream.local}/{self.stream.split}"
+                name = self.reader.file_pairs[0][0].basename
+                raise ValueError(f"{where}/{name}: cannot be fetched ({shown(error, 200)})") from error
+            self.check_size()
 
     def check_size(self) -> None:
         """Raise ConfigError where the file is here and not as long as its index says."""
         says = self.reader.file_pairs[0][0].bytes
-        if self.path.exists() and self.path.stat().st_size != says:
-            raise ConfigError(
-                f"{self.path}: has {self.path.stat().st_size:,} bytes, and its index says {says:,}; delete it, or the "
-                f"index.json beside it if the data was written anew"
-            )
+        with contextlib.suppress(FileNotFoundError):  # another process may just make room
+            if (size := self.path.stat().st_size) != says:
+                raise ConfigError(
+                    f"{self.path}: has {size:,} bytes, and its index says {says:,}; delete it, or the {INDEX} beside "
+                    f"it if the data was written anew"
+                )
 
 
 def locked(path: Path) -> FileLock:
     """A lock that this process holds for a file, be it there or not; the system takes it back from a dead process."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(f"{path}.lock")
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
 
 
 @dataclass(frozen=True)
@@ -87,7 +114,7 @@ class OpenStreams:
         choose_per_stream: documents that an epoch takes from each.
     """
 
-    shards: Sequence[Shard]
+    shards: Sequence[StreamedShard]
     shards_per_stream: Sequence[int]
     choose_per_stream: Sequence[int]
 
@@ -131,14 +158,19 @@ def open_streams(settings: StreamingConfig, split: str, cache_folder: Path, seed
 
 
 def fetched_beside(stream: StreamConfig, name: str, cache_folder: Path) -> Path | None:
-    """A file that lies beside the splits of a stream, downloaded where it must be; None where there is none."""
+    """A file that lies beside the splits of a stream, downloaded where it must be; None where there is none.
+
+    Raises:
+        ConfigError: it cannot be said whether there is one.
+    """
     path = local_folder(stream, cache_folder) / name
     if stream.remote is not None and not path.exists():
         try:
             with locked(path):
-                CloudDownloader.direct_download(f"{stream.remote}/{name}", str(path))
-        except Exception:  # each kind of storage has its own way to say that there is none
-            return None
+                _WholeFiles(CloudDownloader.get(stream.remote)).download(f"{stream.remote}/{name}", str(path), 60.0)
+        except Exception as error:  # each kind of storage has its own
+            if not NOT_FOUND.search(f"{type(error).__name__} {error}"):
+                raise ConfigError(f"{stream.remote}/{name}: cannot be read ({shown(error, 200)})") from error
     return path if path.exists() else None
 
 
@@ -151,53 +183,52 @@ def local_folder(stream: StreamConfig, cache_folder: Path) -> Path:
 
 
 def _stream(name: str, config: StreamConfig, split: str, cache_folder: Path) -> Stream:
-    key = f"data.streaming.streams.{name}"
-    if config.remote is None and config.local is None:
-        raise ConfigError(f"{key}: give remote, local, or both")
-    weights = {key: getattr(config, key) for key in ("proportion", "repeat", "choose")} if split == "train" else {}
+    weights = {weight: getattr(config, weight) for weight in ("proportion", "repeat", "choose")}
     try:
-        return Stream(
+        stream = Stream(
             remote=config.remote,
             local=str(local_folder(config, cache_folder)),
             split=getattr(config, split),
             download_retry=2,
             download_timeout=60.0,
             keep_zip=False,
-            **weights,
+            **(weights if split == "train" else {}),
         )
     except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from error
+        raise ConfigError(f"data.streaming.streams.{name}: {error}") from error
+    stream._downloader = _WholeFiles(stream._downloader)
+    return stream
 
 
-def _shards(name: str, stream: Stream, settings: StreamingConfig) -> list[Shard]:
+def _shards(name: str, stream: Stream, settings: StreamingConfig) -> list[StreamedShard]:
     """The shards of a stream by its index, which is downloaded where it must be."""
     folder = Path(stream.local) / stream.split
     where = f"data.streaming.streams.{name}: {stream.remote or stream.local}/{stream.split}"
-    if stream.remote is None and not (folder / "index.json").is_file():
-        raise ConfigError(f"{where}: there is no index.json; give the folder of a split of MDS shards")
+    if stream.remote is None and not (folder / INDEX).is_file():
+        raise ConfigError(f"{where}: there is no {INDEX}; give the folder of a split of MDS shards")
     try:
-        with locked(folder / "index.json") if stream.remote is not None else contextlib.nullcontext():
+        with locked(folder / INDEX) if stream.remote is not None else contextlib.nullcontext():
             readers = stream.get_shards(World(1, 1, 1, 0), allow_unsafe_types=False)
     except Exception as error:  # each kind of storage has its own
-        raise ConfigError(f"{where}: the index cannot be read ({_reason(error)})") from error
+        raise ConfigError(f"{where}: the index cannot be read ({shown(error, 200)})") from error
     shards = [_shard(stream, reader, settings) for reader in readers if reader.samples]
     if not shards:
-        raise ConfigError(f"{where}: index.json lists no samples; write the shards again")
+        raise ConfigError(f"{where}: {INDEX} lists no samples; write the shards again")
     for shard in shards:
         shard.check_size()
         if stream.remote is None and not shard.is_here():
-            raise ConfigError(f"{shard.path}: is missing, though index.json names it; copy the folder anew")
+            raise ConfigError(f"{shard.path}: is missing, though {INDEX} names it; copy the folder anew")
     return shards
 
 
-def _shard(stream: Stream, reader: Any, settings: StreamingConfig) -> Shard:
+def _shard(stream: Stream, reader: Any, settings: StreamingConfig) -> StreamedShard:
     path = Path(reader.dirname, reader.split, reader.file_pairs[0][0].basename)
     encodings = dict(zip(reader.column_names, reader.column_encodings, strict=True))
     wanted = COLUMNS if settings.column is None else (settings.column,)
     for name in wanted:
         encoding, _, dtype = encodings.get(name, "").partition(":")
         if encoding in ("str", "bytes") or (encoding == "ndarray" and "float" not in dtype):
-            return Shard(stream, reader, path, name, encoding)
+            return StreamedShard(stream, reader, path, name, encoding)
     raise ConfigError(
         f"{path}: has no column {' or '.join(wanted)} of ids or text, but {encodings}; set data.streaming.column"
     )

@@ -5,16 +5,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from composer_packing.config_data import RecordsConfig, TextConfig
+from composer_packing.config import ConfigError
+from composer_packing.config_data import TextsConfig
 from composer_packing.data.building import build_once
-from composer_packing.data.preparing.texts import find_files
+from composer_packing.data.preparing.texts import STATE, check_apart, find_files
 from composer_packing.data.preparing.write_shards import Preparing, write_shards
 
-SUFFIXES = {
+SUFFIXES_OF = {
     "text": (".txt", ".txt.gz", ".txt.zst"),
     "jsonl": (".jsonl", ".jsonl.gz", ".jsonl.zst"),
     "parquet": (".parquet",),
-    "huggingface": ("state.json",),
+    "huggingface": (STATE,),
 }
 """Files of each source; a data set of Hugging Face is a folder."""
 
@@ -25,7 +26,7 @@ FORMAT = 1
 """Part of the fingerprint: raise it when the same files should give other shards."""
 
 
-def copied_texts(kind: str, source: TextConfig | RecordsConfig, cache_folder: Path) -> Path:
+def copied_texts(kind: str, source: TextsConfig, cache_folder: Path) -> Path:
     """The folder with the shards of the splits `train` and `val`, filled first where it is not there yet.
 
     Its name holds a fingerprint of the settings and of the path, size and time of change of every file.
@@ -41,13 +42,17 @@ def copied_texts(kind: str, source: TextConfig | RecordsConfig, cache_folder: Pa
     """
     settings = asdict(source)
     settings.pop("tokenizer")
-    train = find_files(source.train, SUFFIXES[kind])
-    val = find_files(source.val, SUFFIXES[kind]) if source.val else []
+    train = find_files(source.train, SUFFIXES_OF[kind])
+    val = find_files(source.val, SUFFIXES_OF[kind]) if source.val else []
+    check_apart(train, val)
     digest = hashlib.sha256(repr((FORMAT, kind, sorted(settings.items()))).encode())
     num_bytes = 0
     for path in [*train, *val]:
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-            found = file.stat()
+            try:
+                found = file.stat()
+            except OSError as error:
+                raise ConfigError(f"{file}: {error.strerror}; make it readable, or leave it out") from error
             num_bytes += found.st_size
             digest.update(f"\n{file.absolute()} {found.st_size} {found.st_mtime_ns}".encode("utf-8", "surrogateescape"))
     folder = cache_folder / f"texts-{digest.hexdigest()[:12]}"

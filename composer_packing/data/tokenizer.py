@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from composer_packing.checks import shown
 from composer_packing.config import ConfigError
 from composer_packing.documents import Tokens
-from composer_packing.source_batch import token_dtype
+from composer_packing.source_batch import end_to_end
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Special tokens of the tokenizers that are trained here; the place is the id."""
@@ -70,19 +71,18 @@ class TextTokenizer:
         """All ids lie below it."""
         return self.vocabulary.size
 
+    @property
+    def num_special_tokens(self) -> int:
+        """How many it adds to a text."""
+        return int(self._backend.num_special_tokens_to_add(is_pair=False))
+
     def __call__(self, texts: Sequence[str]) -> tuple[Tokens, NDArray[np.int64]]:
         """Ids of all texts end to end, in the narrowest type for them, and how many each has.
 
         Texts are tokenized on all cores, unless the environment has `TOKENIZERS_PARALLELISM=false`.
         """
         encoded = [encoding.ids for encoding in self._backend.encode_batch_fast(texts)]
-        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        tokens = np.empty(int(lengths.sum()), token_dtype(self.vocab_size))
-        at = 0
-        for ids in encoded:
-            tokens[at : at + len(ids)] = ids
-            at += len(ids)
-        return tokens, lengths
+        return end_to_end("input_ids", encoded, self.vocab_size)
 
     def in_pieces(self, texts: Sequence[str], max_seq_len: int) -> list[list[list[int]]]:
         """For each text its ids in pieces of at most `max_seq_len`, each with the special tokens that it adds."""
@@ -112,10 +112,7 @@ def load_tokenizer(name_or_folder: str) -> TextTokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_folder)
     except Exception as error:  # transformers raises what its parts raise
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"tokenizer={name_or_folder}: cannot be read ({type(error).__name__}: {reason:.120}); {form}"
-        ) from error
+        raise ConfigError(f"tokenizer={name_or_folder}: cannot be read ({shown(error, 120)}); {form}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ConfigError(
             f"tokenizer={name_or_folder}: is a {type(tokenizer).__name__}, which is not a fast tokenizer; "

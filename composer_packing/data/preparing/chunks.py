@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.data.preparing.reading import BLOCK, Problem, Raw, Source, problem
+from composer_packing.data.preparing.reading import BLOCK, Problem, Raw, Records, problem
 from composer_packing.data.preparing.texts import held_out, text_of
 from composer_packing.data.tokenizer import TextTokenizer
 from composer_packing.source_batch import end_to_end
@@ -31,7 +31,7 @@ class Chunk(NamedTuple):
     size: int
 
 
-class Documents(NamedTuple):
+class ChunkDocuments(NamedTuple):
     """What has become of a chunk.
 
     Attributes:
@@ -56,18 +56,19 @@ class Documents(NamedTuple):
 def chunks(files: Sequence[Path], val_share: float, text_field: str, document_per: str) -> Iterator[Chunk]:
     """All records of files in order; a chunk may have those of several files."""
     records: list[Raw | Problem] = []
-    size = read = 0
+    record_bytes = 0
+    bytes_behind = 0  # of files that have been read to their end since the last chunk
     for path in files:
-        source, position = Source(path, text_field, document_per), 0
-        for record in source:
+        of_file, position = Records(path, text_field, document_per), 0
+        for record in of_file:
             records.append(record)
-            size += len(record[-1])
-            if size >= BLOCK or len(records) == RECORDS:
-                before, position = position, source.position
-                yield Chunk(records, val_share, read + position - before)
-                records, size, read = [], 0, 0
-        read += source.size - position
-    yield Chunk(records, val_share, read)
+            record_bytes += len(record[-1])
+            if record_bytes >= BLOCK or len(records) == RECORDS:
+                before, position = position, of_file.position
+                yield Chunk(records, val_share, bytes_behind + position - before)
+                records, record_bytes, bytes_behind = [], 0, 0
+        bytes_behind += of_file.size - position
+    yield Chunk(records, val_share, bytes_behind)
 
 
 class Tokenizing:
@@ -83,9 +84,8 @@ class Tokenizing:
     def __init__(self, text_field: str, tokenizer: TextTokenizer | None, long: str, max_seq_len: int | None) -> None:
         self._text_field, self._tokenizer = text_field, tokenizer
         self._long, self._max_seq_len = long, max_seq_len
-        self._num_special = 0 if tokenizer is None else len(tokenizer([""])[0])
 
-    def __call__(self, chunk: Chunk) -> Documents:
+    def __call__(self, chunk: Chunk) -> ChunkDocuments:
         """The documents of a chunk."""
         places: list[Raw] = []
         texts: list[str] = []
@@ -106,19 +106,19 @@ class Tokenizing:
             problems.append(problem(where, "no token", value, "leave out what the tokenizer makes nothing of"))
         is_val = np.fromiter((held_out(text, chunk.val_share) for text in texts), np.bool_, len(texts))[of_text]
         there = lengths > 0
-        return Documents(data, lengths[there], is_val[there], long, problems, mended, chunk.size)
+        return ChunkDocuments(data, lengths[there], is_val[there], long, problems, mended, chunk.size)
 
     def _documents(
         self, texts: Sequence[str], long: Counter[str]
-    ) -> tuple[NDArray[np.unsignedinteger[Any]], NDArray[np.int64], Any]:
+    ) -> tuple[NDArray[np.unsignedinteger[Any]], NDArray[np.int64], NDArray[np.int64]]:
         """Ids or UTF-8 end to end, the lengths, and how many documents each text gives; counts in `long`."""
         if self._tokenizer is None:
             encoded = [text.encode() for text in texts]
             lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-            return np.frombuffer(b"".join(encoded), np.uint8), lengths, 1
+            return np.frombuffer(b"".join(encoded), np.uint8), lengths, np.ones(len(texts), np.int64)
         if self._long == "keep" or self._max_seq_len is None:
             tokens, lengths = self._tokenizer(texts)
-            return tokens, lengths, 1  # type: ignore[return-value]
+            return tokens, lengths, np.ones(len(texts), np.int64)  # type: ignore[return-value]
         pieces = self._tokenizer.in_pieces(texts, self._max_seq_len)
         for of_one in pieces:
             if len(of_one) > 1:
@@ -126,7 +126,7 @@ class Tokenizing:
                 if self._long == "chunk":
                     long["chunks"] += len(of_one)
                 else:
-                    whole = sum(map(len, of_one)) - (len(of_one) - 1) * self._num_special
+                    whole = sum(map(len, of_one)) - (len(of_one) - 1) * self._tokenizer.num_special_tokens
                     long["tokens_cut_off"] += whole - len(of_one[0])
                     del of_one[1:]
         ids = [piece for of_one in pieces for piece in of_one]

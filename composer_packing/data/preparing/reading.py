@@ -57,13 +57,13 @@ def _too_long(path: Path, line: int, start: bytes) -> Problem:
     return problem(f"{path}:{line}", "too long record", value, "split it")
 
 
-class Source:
+class Records:
     """The records of a file, or of a folder that `save_to_disk` wrote.
 
     Args:
-        path: the file, of one of the kinds in `SUFFIXES`.
+        path: the file, of one of the kinds in `texts.SUFFIXES`.
         text_field: column with the text, where there are columns.
-        document_per: one of `DOCUMENT_PER`.
+        document_per: `file` or `blank_line`.
 
     Attributes:
         size: bytes on disk.
@@ -98,7 +98,7 @@ class Source:
         elif name.endswith(".parquet"):
             records = self._rows_of_parquet()
         else:
-            records = self._records_of_lines(".jsonl" in name[-len(".jsonl.zst") :])
+            records = self._records_of_lines(name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")))
         first = next(records, None)
         if first is None:
             yield problem(str(self._path), "empty file", "0 documents", "leave it out")
@@ -140,7 +140,7 @@ class Source:
                 if lines:
                     yield self._record(first, "blank_line", b"\n".join(lines))
                 lines, size = [], 0
-            elif size <= MAX_RECORD:
+            elif size <= MAX_RECORD + 1:  # the last line that is kept has no \n
                 first = first if lines else number
                 lines.append(line)
                 size += len(line) + 1

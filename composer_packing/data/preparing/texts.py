@@ -2,9 +2,9 @@
 
 ::
 
-    inputs  --find_files-->  paths  --Source-->  Raw, Raw, Problem, Raw, ...  --text_of-->  text, or Problem
+    inputs  --find_files-->  paths  --Records-->  Raw, Raw, Problem, Raw, ...  --text_of-->  text, or Problem
 
-`Source` reads in order and looks at line ends only; what costs time is left to `text_of`, in any process.
+`Records` reads in order and looks at line ends only; what costs time is left to `text_of`, in any process.
 """
 
 import codecs
@@ -69,6 +69,12 @@ def find_files(inputs: Sequence[str | Path], suffixes: Collection[str] | None = 
     return found
 
 
+def check_apart(train: Sequence[Path], val: Sequence[Path]) -> None:
+    """Raise ConfigError where a file is in both splits."""
+    for path in {path.resolve() for path in train} & {path.resolve() for path in val}:
+        raise ConfigError(f"{path}: is given for training and for evaluation; leave it out of one")
+
+
 def _in_folder(folder: Path, wanted: tuple[str, ...]) -> list[Path]:
     def unreadable(error: OSError) -> None:
         raise ConfigError(f"{error.filename}: {error.strerror}; make it readable") from error
@@ -93,7 +99,7 @@ def _in_folder(folder: Path, wanted: tuple[str, ...]) -> list[Path]:
         raise ConfigError(f"{folder}: holds no file of the kinds {', '.join(wanted)}; give a folder that does")
     if others:
         named = ", ".join(str(path) for path in sorted(others)[:10]) + ", ..." * (len(others) > 10)
-        log.info("%s: passed over other files (%d): %s", folder, len(others), named)
+        log.warning("%s: passed over other files (%d): %s", folder, len(others), named)
     return sorted(found, key=lambda path: path.relative_to(folder).parts)
 
 

@@ -26,7 +26,8 @@ from tqdm import tqdm
 
 from composer_packing.config import ConfigError
 from composer_packing.config_data import DOCUMENT_PER, ON_ERROR
-from composer_packing.data.preparing.chunks import Documents, Tokenizing, chunks
+from composer_packing.data.prepared import STATS
+from composer_packing.data.preparing.chunks import ChunkDocuments, Tokenizing, chunks
 from composer_packing.data.preparing.in_order import in_order
 from composer_packing.data.preparing.reading import size_of
 from composer_packing.data.preparing.shard_writer import ShardWriter
@@ -100,7 +101,7 @@ def write_shards(
         ConfigError: settings do not go with the tokenizer, a record cannot be read, or a split has no document.
         OSError: the folder cannot be written.
     """
-    _check(train, val, settings, tokenizer)
+    _check(settings, tokenizer)
     dtype = None if tokenizer is None else token_dtype(tokenizer.vocab_size)
     writers = {split: ShardWriter(folder / split, dtype) for split in ("train", "val")}
     long, skipped, mended = (
@@ -129,7 +130,7 @@ def write_shards(
         "mended": dict(mended),
     }
     _check_splits(stats, bool(val))
-    (folder / "stats.json").write_text(json.dumps(stats, indent=2) + "\n")
+    (folder / STATS).write_text(json.dumps(stats, indent=2) + "\n")
     return stats
 
 
@@ -140,8 +141,8 @@ def split_parts(train: Sequence[Path], val: Sequence[Path], settings: Preparing)
 
 def documents_of(
     parts: Sequence[tuple[Sequence[Path], float]], settings: Preparing, tokenizer: TextTokenizer | None
-) -> Generator[Documents, None, None]:
-    """Documents in order, many at a time, with a progress bar. Close it, and the processes end.
+) -> Generator[ChunkDocuments, None, None]:
+    """ChunkDocuments in order, many at a time, with a progress bar. Close it, and the processes end.
 
     Of records that are skipped, the first for each reason is in the log.
 
@@ -176,14 +177,12 @@ def documents_of(
             bar.update(documents.size)
 
 
-def _check(train: Sequence[Path], val: Sequence[Path], settings: Preparing, tokenizer: TextTokenizer | None) -> None:
-    for path in {path.resolve() for path in train} & {path.resolve() for path in val}:
-        raise ConfigError(f"{path}: is given for training and for evaluation; leave it out of one")
+def _check(settings: Preparing, tokenizer: TextTokenizer | None) -> None:
     if settings.max_seq_len is None:
         return
     if tokenizer is None:
         raise ConfigError(f"long={settings.long}: texts that are not tokenized are kept whole; leave it out")
-    special = len(tokenizer([""])[0])
+    special = tokenizer.num_special_tokens
     if settings.max_seq_len <= special:
         raise ConfigError(
             f"max_seq_len={settings.max_seq_len}: leaves no room beside {special} special tokens; raise it"
