@@ -2,6 +2,7 @@ import errno
 import gzip
 import itertools
 import json
+import logging
 import os
 import resource
 import signal
@@ -29,10 +30,20 @@ from composer_packing.config import ConfigError
 from composer_packing.data.preparing import chunks as chunks_module
 from composer_packing.data.preparing.in_order import UNDER_WAY, in_order
 from composer_packing.data.preparing.shard_writer import encoded
-from composer_packing.data.preparing.texts import held_out
+from composer_packing.data.preparing.texts import check_apart, held_out
 from composer_packing.data.preparing.tokenizer_texts import sampled_texts
 from composer_packing.data.preparing.write_shards import Preparing, write_shards
 from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, load_tokenizer, train_tokenizer
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_the_command_stays() -> Iterator[None]:
+    """It sets the level of the log and a handler, as it is a process of its own."""
+    logger, handler = logging.getLogger("composer_packing"), signal.getsignal(signal.SIGTERM)
+    yield
+    logger.setLevel(logging.NOTSET)
+    signal.signal(signal.SIGTERM, handler)
+
 
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "runs", "through", "forests"]
@@ -218,7 +229,7 @@ def test_settings_that_do_not_go_with_the_inputs_are_an_error(tmp_path: Path, ne
     with pytest.raises(ConfigError, match=r"^long=cut: texts that are not tokenized are kept whole; leave it out$"):
         write_shards(new_folder(), [file], [other], cut, None)
     with pytest.raises(ConfigError, match=r"a\.jsonl: is given for training and for evaluation; leave it out of one$"):
-        write_shards(new_folder(), [file], [other, file], Preparing(processes=1), None)
+        check_apart([file], [other, file])
     with pytest.raises(ConfigError, match=r"^val: there is no document; raise val_share, or give files for it$"):
         write_shards(new_folder(), [file], [], Preparing(processes=1, val_share=1e-9), None)
     with pytest.raises(ConfigError, match=r"^train: there is no document; give more files, or lower val_share$"):
