@@ -38,15 +38,15 @@ def main(arguments: list[str]) -> int:
     try:
         with logging_redirect_tqdm():
             stats = prepare(options)
+        print(closing_line(options.out, stats, time.monotonic() - start), flush=True)
     except ConfigError as error:
-        print(f"prepare: {error}", file=sys.stderr)
+        print(f"prepare: {' '.join(str(error).splitlines())}", file=sys.stderr)  # a name may hold a line end
         return 2
     except OSError as error:
         print(f"prepare: {error.filename or options.out}: {error.strerror or error}; mend that", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    print(closing_line(options.out, stats, time.monotonic() - start))
     return 0
 
 
@@ -63,6 +63,8 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
     train = find_files(options.inputs)
     val = find_files(options.val) if options.val else []
     check_apart(train, val)
+    if "://" in options.out or not options.out.isprintable():
+        raise ConfigError(f"out={options.out!r}: is no name of a folder here; give one, and copy it where it should be")
     smallest = 256 + len(SPECIAL_TOKENS)
     if options.train_tokenizer is not None and options.train_tokenizer < smallest:
         raise ConfigError(

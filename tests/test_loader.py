@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from composer_packing.config import TrainLoaderConfig
+from composer_packing.config import ConfigError, TrainLoaderConfig
 from composer_packing.data.dataset import DocumentDataset
 from composer_packing.data.loader import MOST_BY_DEFAULT, DocumentLoader, num_workers_of
 from composer_packing.data.sampler import NumberBatches, ShareSampler
@@ -26,6 +26,8 @@ def nothing_is_left(no_thread_is_left: None) -> Iterator[None]:
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":  # multiprocessing's own, which has been told to end
             thread.join(60)
+    for child in multiprocessing.active_children():  # have been told to end, too
+        child.join(60)
     assert multiprocessing.active_children() == []
 
 
@@ -100,6 +102,19 @@ def test_what_a_worker_cannot_read_is_raised_where_the_batch_is_asked_for(num_wo
     with pytest.raises(OSError, match="record 7 cannot be read"):
         list(itertools.chain(batches, batches, batches))
     batches.close()
+
+
+class Unreadable(DocumentDataset):
+    def __getitems__(self, indices: Sequence[int] | NDArray[np.int64]) -> FlatSourceBatch:
+        raise ConfigError("a.mds: is damaged; write it anew")
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_the_user_can_mend_is_one_line_from_a_worker_too(num_workers: int) -> None:
+    documents = documents_of(5)
+    loader = loader_of(Unreadable(documents._tokens, np.array([0, len(documents._tokens)]), 16), num_workers)
+    with pytest.raises(ConfigError, match=r"^a\.mds: is damaged; write it anew$"):
+        list(loader)
 
 
 def test_the_number_of_workers_follows_the_work_and_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

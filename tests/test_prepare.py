@@ -292,7 +292,7 @@ def test_a_bad_line_stops_the_command_or_is_skipped_and_counted(
     assert (code, printed) == (2, "")
     assert error.startswith(f"prepare: {file}:101: {reason} (")
     assert error.endswith(", or let on_error=skip pass it over")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out.lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.lock", "a.jsonl"]
 
     code, printed, errors = command(file, "--out", out, "--on-error", "skip")
     assert (code, errors) == (0, [])
@@ -372,7 +372,7 @@ def test_a_file_that_cannot_be_written_is_one_line_and_leaves_nothing(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (code, lines) == (2, [f"prepare: {tmp_path}/out: {os.strerror(errno.EFBIG)}; mend that"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "out.lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".out.lock", "a.jsonl"]
 
 
 @pytest.mark.slow
@@ -506,13 +506,13 @@ def test_runs_that_end_in_the_middle_leave_no_process_and_nothing_that_looks_fin
         assert process.returncode == ENDS[how]
         assert "Traceback" not in errors
         until(lambda leader=process.pid: not session_of(leader))  # type: ignore[misc]
-        left = {"out.lock"} | ({"out.building"} if how == "killed" else set())
+        left = {".out.lock"} | ({".out.building"} if how == "killed" else set())
         assert {path.name for path in out.parent.iterdir()} == left
 
         assert command(file, "--out", out)[0] == 0
         stats = json.loads((out / "stats.json").read_text())
         assert stats["train"]["documents"] + stats["val"]["documents"] == len(DOCUMENTS)
-        assert {path.name for path in out.parent.iterdir()} == {"out", "out.lock"}
+        assert {path.name for path in out.parent.iterdir()} == {"out", ".out.lock"}
 
 
 @pytest.mark.slow

@@ -127,8 +127,17 @@ def changed_copies(written: Path) -> None:
     shutil.copytree(written / "saved", written / "both")
     (written / "both" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "val"]}))
     shutil.copytree(written / "tokenizer", written / "prepared" / "tokenizer")
-    stats = {"train": {"tokens": 5}, "val": {"tokens": 5}, "tokenizer": {"fingerprint": "abc"}}
+    stats: dict[str, Any] = {"tokenizer": {"fingerprint": "abc"}}
     (written / "prepared" / "stats.json").write_text(json.dumps(stats))
+    for name, train in (("fewer", {"documents": 90, "tokens": 5}), ("odd", 5)):
+        shutil.copytree(written / "prepared", written / name)
+        stats = {"train": train, "val": {"documents": 11, "tokens": 5}, "tokenizer": None}
+        (written / name / "stats.json").write_text(json.dumps(stats))
+    shutil.copytree(written / "ours", written / "twice")
+    index = json.loads((written / "twice" / "train" / "index.json").read_text())
+    index["shards"].append(index["shards"][0])
+    (written / "twice" / "train" / "index.json").write_text(json.dumps(index))
+    (written / "file").touch()
 
 
 def of_mds(folder: str, tokenizer: str | None = "tokenizer", **more: Any) -> dict[str, Any]:
@@ -165,7 +174,7 @@ WRONG = {
     "data.mds.tokenizer: prepared was made with another tokenizer, of fingerprint abc, not": of_mds("prepared"),
     "prepared was made with another tokenizer, of fingerprint abc": of_mds("prepared", None),
     "data.streaming.streams.a: Unsupported remote path: ftp://x/y": of_streams(a={"remote": "ftp://x/y"}),
-    "a: nope/train: the index cannot be read (FileNotFoundError": of_streams(a={"remote": "nope"}),
+    "a: nope/train: no index can be read (FileNotFoundError": of_streams(a={"remote": "nope"}),
     "a: nope/train: there is no index.json; give the folder of": of_streams(a={"local": "nope"}),
     "streams: none of them has a val split; give one": of_streams(a={"local": "ours", "val": None}),
     "incompatible with each other (error in stream 1)": of_streams(
@@ -174,7 +183,17 @@ WRONG = {
     "At most one of `proportion`, `repeat`, and `choose`": of_streams(
         a={"local": "ours", "proportion": 1.0, "repeat": 2.0}
     ),
-    "b: is the same folder as stream a, ours/train": of_streams(a={"local": "ours"}, b={"local": "./ours"}),
+    "/ours/train is a folder of stream a too; leave": of_streams(a={"local": "ours"}, b={"local": "./ours"}),
+    "/first/train is a folder of stream a too": of_streams(
+        a={"remote": "first", "local": "x"}, b={"remote": "first/", "local": "y"}
+    ),
+    "/z/train is a folder of stream a too": of_streams(
+        a={"remote": "first", "local": "z"}, b={"remote": "second", "local": "z"}
+    ),
+    "fewer/val: lists 12 documents, and stats.json beside it says 11; prepare it again": of_mds("fewer", None),
+    "odd/stats.json: has no counts of train (TypeError": of_mds("odd", None),
+    "twice/train/index.json: will not do (ValueError: a shard is listed twice)": of_mds("twice"),
+    "file/train: cannot be made (Not a directory); give another": of_streams(a={"remote": "first", "local": "file"}),
     "has no column x of ids or text, but {'input_ids'": of_streams(column="x", a={"local": "ours"}),
     "its index says 1,189; delete it, or the index.json beside": of_streams(a={"local": "cut"}),
     "gone/train/shard.00000.mds: is missing, though": of_streams(a={"local": "gone"}),

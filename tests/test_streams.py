@@ -206,6 +206,22 @@ def test_opening_reads_the_first_shard_of_each_stream_and_weighs_them_as_they_ar
     assert source.val.num_tokens == 30 * 110
 
 
+def test_data_that_was_written_anew_is_not_mixed_with_what_is_here(
+    remote: Path, tmp_path: Path, tokenizer: TextTokenizer
+) -> None:
+    shutil.copytree(remote / "a", tmp_path / "a")
+    for _ in range(2):
+        stream = StreamConfig(remote=str(tmp_path / "a"))
+        opened(remote, tmp_path / "cache", tokenizer, a=stream).__getitems__([0])
+    shutil.rmtree(tmp_path / "a")
+    shutil.copytree(remote / "b", tmp_path / "a")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"a/train: has been written anew since shards of it were downloaded to"):
+            opened(remote, tmp_path / "cache", tokenizer, a=StreamConfig(remote=str(tmp_path / "a")))
+    shutil.rmtree(tmp_path / "cache")
+    assert len(opened(remote, tmp_path / "cache", tokenizer, a=StreamConfig(remote=str(tmp_path / "a")))) == 60
+
+
 def test_a_storage_that_does_not_answer_is_not_taken_for_one_without_counts(
     remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

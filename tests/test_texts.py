@@ -2,6 +2,7 @@ import gzip
 import hashlib
 import json
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -239,7 +240,7 @@ def test_rows_are_counted_from_1_and_those_that_are_no_texts_told(tmp_path: Path
         f"{tmp_path}/b.parquet:{row}: field not a string ('text' is {row}" for row in (1, 2)
     ]
     _, [problem], _ = read(tmp_path / "a.parquet")
-    assert problem.message.startswith(f"{tmp_path}/a.parquet: missing field (there is no 'text' among 'body')")
+    assert problem.message.startswith(f"{tmp_path}/a.parquet: missing field (there is no single 'text' among 'body')")
 
 
 @pytest.mark.parametrize(
@@ -390,3 +391,37 @@ def test_a_file_is_read_by_the_end_of_its_name(tmp_path: Path) -> None:
     (record,) = Records(path, "text", "file")
     assert isinstance(record, Raw)
     assert record.form == "file"
+
+
+def test_what_comes_before_damage_in_a_compressed_file_is_read(tmp_path: Path) -> None:
+    path, packed = tmp_path / "a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 5000)
+    for damaged, whole in ((packed + b"\0" * 512, True), (packed[:-4] + b"\1\1\1\1", False), (packed[:-8], False)):
+        path.write_bytes(damaged)
+        *records, last = Records(path, "text", "file")
+        assert isinstance(last, Raw) == whole
+        assert len(records) + whole == 5000
+        if isinstance(last, Problem):
+            assert last.message.startswith(f"{path}:5001: unreadable file (")
+
+
+def test_a_pipe_in_a_folder_is_passed_over_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "b.txt").touch()
+    os.mkfifo(tmp_path / "a.txt")
+    assert find_files([tmp_path]) == [tmp_path / "b.txt"]
+    assert str(tmp_path / "a.txt") in caplog.text
+
+
+def test_utf_16_without_a_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("hello".encode("utf-16-le"))
+    (raw,) = Records(tmp_path / "a.txt", "text", "file")
+    assert isinstance(raw, Raw)
+    found = text_of(raw, "text", Counter())
+    assert isinstance(found, Problem)
+    assert found.reason == "wrong encoding"
+
+
+def test_a_byte_order_mark_alone_on_its_line_is_blank(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf\n\nhello")
+    (raw,) = Records(tmp_path / "a.txt", "text", "blank_line")
+    assert isinstance(raw, Raw)
+    assert (raw.line, raw.data) == (3, b"hello")

@@ -11,7 +11,7 @@ from filelock import FileLock
 def build_once(folder: Path, build: Callable[[Path], None]) -> None:
     """See to it that a folder is there, filled by one of those that want it.
 
-    Those that ask at the same time wait for the one that builds. A build that was killed leaves a folder
+    Those that ask at the same time wait for the one that builds. A build that was killed leaves a hidden folder
     ending in `.building`, which the next build removes.
 
     Args:
@@ -24,14 +24,14 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> None:
     if folder.exists():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
         if not folder.exists():
-            building = Path(f"{folder}.building")
+            building = folder.with_name(f".{folder.name}.building")
             shutil.rmtree(building, ignore_errors=True)
             building.mkdir()
             try:
                 build(building)
+                os.rename(building, folder)
             except BaseException:
                 shutil.rmtree(building, ignore_errors=True)
                 raise
-            os.rename(building, folder)

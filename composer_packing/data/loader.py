@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data.distributed import DistributedSampler
 
+from composer_packing.config import ConfigError
 from composer_packing.source_batch import FlatSourceBatch
 
 MOST_BY_DEFAULT = 8
@@ -56,7 +57,13 @@ class DocumentLoader:
     def __iter__(self) -> Iterator[FlatSourceBatch]:
         """Start an epoch; where there are workers, epoch 0 has been started already."""
         first, self._first = self._first, None
-        return iter(self._loader) if first is None else first
+        return self._read(iter(self._loader) if first is None else first)
+
+    def _read(self, batches: Iterator[FlatSourceBatch]) -> Iterator[FlatSourceBatch]:
+        try:
+            yield from batches
+        except ConfigError as error:  # what a worker raises comes with its whole traceback as its text
+            raise ConfigError(str(error).rstrip().rpartition("ConfigError: ")[2]) from error
 
 
 def num_workers_of(given: int | None, are_texts: bool, are_streamed: bool, ranks_of_machine: int) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from composer_packing.config import ConfigError
 from composer_packing.data.mds import MdsColumn
 from composer_packing.data.tokenizer import TextTokenizer
 from composer_packing.source_batch import FlatSourceBatch, check_ids
@@ -49,7 +50,7 @@ class MdsDocuments(Dataset[FlatSourceBatch]):
         """Several documents at once, numbered, as the loader asks for them.
 
         Raises:
-            ValueError: a shard is damaged, an id is not one of the tokenizer, or a text is not UTF-8.
+            ConfigError: a shard is damaged, an id is not one of the tokenizer, or a text is not UTF-8.
         """
         numbers = np.asarray(indices, np.int64)
         data, sizes = self._column.gather(numbers)
@@ -74,7 +75,7 @@ class MdsDocuments(Dataset[FlatSourceBatch]):
 
 
 def check_ids_of(where: str, tokens: NDArray[np.integer], tokenizer: TextTokenizer) -> None:  # type: ignore[type-arg]
-    """Raise ValueError where an id is not one of the tokenizer.
+    """Raise ConfigError where an id is not one of the tokenizer.
 
     Args:
         where: what errors begin with.
@@ -85,7 +86,7 @@ def check_ids_of(where: str, tokens: NDArray[np.integer], tokenizer: TextTokeniz
         try:
             check_ids(int(tokens.min()), int(tokens.max()), tokenizer.vocab_size)
         except ValueError as error:
-            raise ValueError(
+            raise ConfigError(
                 f"{where}: {error}, as the tokenizer has {tokenizer.vocab_size} entries; give the tokenizer that the "
                 f"data was made with, or for a column of bytes the right bytes_dtype"
             ) from error

@@ -51,6 +51,8 @@ def shards_in(folder: Path) -> list[Shard]:
             if kind != ("mds", 2):
                 raise ValueError(f"format {kind[0]}, version {kind[1]}; only mds, version 2, will do")
         shards = [_shard(folder, one) for one in contents["shards"]]
+        if len({shard.file for shard in shards}) < len(shards):
+            raise ValueError("a shard is listed twice")
         if not any(shard.samples for shard in shards):
             raise ValueError("no samples")
         for shard in shards:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from composer_packing.checks import shown
 from composer_packing.config import ConfigError
 from composer_packing.data.tokenizer import TextTokenizer, load_tokenizer
 
@@ -30,6 +31,34 @@ def stats_in(file: Path | None) -> dict[str, Any] | None:
         return stats | {"tokenizer": dict(stats["tokenizer"] or {})}  # there is none where texts are not tokenized
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file}: cannot be read ({error}); prepare the data again") from error
+
+
+def counted_tokens(folder: Path, stats: dict[str, Any] | None, split: str, num_documents: int) -> int | None:
+    """Tokens of a split, if they were counted.
+
+    Args:
+        folder: where the splits are.
+        stats: what `stats_in` gave.
+        split: name of the split.
+        num_documents: how many its index lists.
+
+    Raises:
+        ConfigError: the counts are of other shards.
+    """
+    if stats is None or split not in stats:
+        return None
+    try:
+        documents, tokens = int(stats[split]["documents"]), int(stats[split].get("tokens", 0))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{folder / STATS}: has no counts of {split} ({shown(error)}); prepare the data again"
+        ) from error
+    if documents != num_documents:
+        raise ConfigError(
+            f"{folder / split}: lists {num_documents:,} documents, and {STATS} beside it says {documents:,}; prepare "
+            f"it again, or delete {STATS} if you changed the shards yourself"
+        )
+    return tokens or None
 
 
 def tokenizer_for(key: str, given: str | None, beside: Path) -> TextTokenizer:

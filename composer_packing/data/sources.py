@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from composer_packing.data.prepared import (
     TOKENIZER,
     TOKENIZER_FILES,
     check_made_with,
+    counted_tokens,
     stats_in,
     tokenizer_for,
 )
@@ -122,8 +122,11 @@ def _of_texts(kind: str, given: TextsConfig, config: TrainConfig) -> Source:
     folder = copied_texts(kind, given, config.cache_folder)
     skipped = (stats_in(folder / STATS) or {}).get("skipped")
     note = f"; skipped {', '.join(f'{count:,} ({reason})' for reason, count in skipped.items())}" if skipped else ""
-    train, val = (_in_shards(MdsDocuments(folder / split, tokenizer), None, config, note) for split in ("train", "val"))
-    return Source(tokenizer, train, val)
+    try:
+        opened = [MdsDocuments(folder / split, tokenizer) for split in ("train", "val")]
+        return Source(tokenizer, *(_in_shards(documents, None, config, note) for documents in opened))
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or delete {folder}, and it is made anew") from error
 
 
 def _of_mds(given: MdsConfig, config: TrainConfig) -> Source:
@@ -136,15 +139,15 @@ def _of_mds(given: MdsConfig, config: TrainConfig) -> Source:
     splits = []
     for split in (given.train, given.val):
         documents = MdsDocuments(folder / split, tokenizer, given.column, given.bytes_dtype)
-        splits.append(_in_shards(documents, (stats or {}).get(split), config))
+        splits.append(_in_shards(documents, counted_tokens(folder, stats, split, len(documents)), config))
     return Source(tokenizer, *splits)
 
 
-def _in_shards(documents: MdsDocuments, counts: dict[str, Any] | None, config: TrainConfig, note: str = "") -> Split:
+def _in_shards(documents: MdsDocuments, num_tokens: int | None, config: TrainConfig, note: str = "") -> Split:
     sample = _sampled(documents, np.linspace(0, len(documents) - 1, SAMPLE).astype(np.int64))
-    counted = (counts or {}).get("tokens")
-    num_tokens = round(sample.lengths.mean() * len(documents)) if counted is None else int(counted)
-    return _split(documents, len(documents), num_tokens, config, "about " if counted is None else "", note)
+    if num_tokens is not None:
+        return _split(documents, len(documents), num_tokens, config, "", note)
+    return _split(documents, len(documents), round(sample.lengths.mean() * len(documents)), config, "about ", note)
 
 
 def _of_streams(given: StreamingConfig, config: TrainConfig) -> Source:
@@ -175,10 +178,7 @@ def _of_streams(given: StreamingConfig, config: TrainConfig) -> Source:
 
 def _sampled(documents: MdsDocuments | StreamedDocuments, numbers: NDArray[np.int64]) -> FlatSourceBatch:
     """Some documents of a split, read so that what is wrong with them shows before the first batch."""
-    try:
-        sample = documents.__getitems__(np.unique(numbers))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    sample = documents.__getitems__(np.unique(numbers))
     if documents.bytes_dtype is not None:
         narrow = np.dtype(documents.bytes_dtype)
         of_bytes = np.ascontiguousarray(sample.tokens, narrow)

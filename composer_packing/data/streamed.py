@@ -85,7 +85,7 @@ class StreamedDocuments(Dataset[FlatSourceBatch]):
         """Several documents at once, numbered, their shards downloaded first where they are not here.
 
         Raises:
-            ValueError: a shard cannot be fetched or is damaged, or an id is not one of the tokenizer.
+            ConfigError: a shard cannot be fetched or is damaged, or an id is not one of the tokenizer.
         """
         self._start_in_this_process()
         if isinstance(wanted, Wanted):
@@ -133,9 +133,9 @@ class StreamedDocuments(Dataset[FlatSourceBatch]):
             except FileNotFoundError:
                 pass
             except Exception as error:  # whatever a decoder makes of damaged bytes
-                raise ValueError(f"{shard.path}: sample {at} cannot be read ({shown(error)})") from error
+                raise ConfigError(f"{shard.path}: sample {at} cannot be read ({shown(error)}); delete it") from error
             self._fetch(shard)
-        raise ValueError(
+        raise ConfigError(
             f"data.streaming.cache_limit={self._settings.cache_limit}: is too little; {shard.path} is gone before it "
             f"is read"
         )

@@ -76,7 +76,7 @@ class StreamedShard:
         """Download and unpack the file, if it is not here, while no other process does.
 
         Raises:
-            ValueError: it cannot be fetched; ConfigError: it is not as long as its index says.
+            ConfigError: it cannot be fetched, or is not as long as its index says.
         """
         with locked(self.path):
             try:
@@ -84,7 +84,9 @@ class StreamedShard:
             except Exception as error:  # each kind of storage has its own
                 where = f"{self.stream.remote or self.stream.local}/{self.stream.split}"
                 name = self.reader.file_pairs[0][0].basename
-                raise ValueError(f"{where}/{name}: cannot be fetched ({shown(error, 200)})") from error
+                raise ConfigError(
+                    f"{where}/{name}: cannot be fetched ({shown(error, 200)}); see that it is there, and run again"
+                ) from error
             self.check_size()
 
     def check_size(self) -> None:
@@ -138,12 +140,13 @@ def open_streams(settings: StreamingConfig, split: str, cache_folder: Path, seed
     names: dict[str, str] = {}
     for name, one in named.items():
         stream = _stream(name, one, split, cache_folder)
-        other = names.setdefault(os.path.realpath(os.path.join(stream.local, stream.split)), name)
-        if other != name:
-            raise ConfigError(
-                f"data.streaming.streams.{name}: is the same folder as stream {other}, {stream.local}/{stream.split}; "
-                f"leave one out, or give it another local"
-            )
+        for place in {_place(stream.local), _place(stream.remote or stream.local)}:
+            other = names.setdefault(f"{place}/{stream.split}", name)
+            if other != name:
+                raise ConfigError(
+                    f"data.streaming.streams.{name}: {place}/{stream.split} is a folder of stream {other} too; "
+                    f"leave one out, or give it another local"
+                )
         streams.append(stream)
         found.append(_shards(name, stream, settings))
     per_stream = np.array([sum(shard.reader.samples for shard in shards) for shards in found], np.int64)
@@ -158,28 +161,42 @@ def open_streams(settings: StreamingConfig, split: str, cache_folder: Path, seed
 
 
 def fetched_beside(stream: StreamConfig, name: str, cache_folder: Path) -> Path | None:
-    """A file that lies beside the splits of a stream, downloaded where it must be; None where there is none.
+    """A file that lies beside the splits of a stream, downloaded anew where it must be; None where there is none.
 
     Raises:
         ConfigError: it cannot be said whether there is one.
     """
     path = local_folder(stream, cache_folder) / name
-    if stream.remote is not None and not path.exists():
+    if stream.remote is not None:
         try:
             with locked(path):
-                _WholeFiles(CloudDownloader.get(stream.remote)).download(f"{stream.remote}/{name}", str(path), 60.0)
+                os.replace(_fetched_anew(CloudDownloader.get(stream.remote), f"{stream.remote}/{name}", path), path)
         except Exception as error:  # each kind of storage has its own
             if not NOT_FOUND.search(f"{type(error).__name__} {error}"):
                 raise ConfigError(f"{stream.remote}/{name}: cannot be read ({shown(error, 200)})") from error
+            return None
     return path if path.exists() else None
+
+
+def _fetched_anew(downloader: Any, remote: str, path: Path) -> Path:
+    """A file that may have changed, downloaded beside the one that is here."""
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    downloader.download(remote, str(new), 60.0)
+    return new
 
 
 def local_folder(stream: StreamConfig, cache_folder: Path) -> Path:
     """Where a stream's splits are downloaded to, or lie."""
     if stream.local is not None:
         return Path(stream.local)
-    digest = blake2s(str(stream.remote).encode(), digest_size=6).hexdigest()
+    digest = blake2s(_place(str(stream.remote)).encode(), digest_size=6).hexdigest()
     return cache_folder / f"stream-{digest}"
+
+
+def _place(folder: str) -> str:
+    """One name for a folder, however it is written."""
+    return folder.rstrip("/") if "://" in folder else os.path.realpath(folder)
 
 
 def _stream(name: str, config: StreamConfig, split: str, cache_folder: Path) -> Stream:
@@ -201,16 +218,17 @@ def _stream(name: str, config: StreamConfig, split: str, cache_folder: Path) -> 
 
 
 def _shards(name: str, stream: Stream, settings: StreamingConfig) -> list[StreamedShard]:
-    """The shards of a stream by its index, which is downloaded where it must be."""
+    """The shards of a stream by its index, which is downloaded anew where it must be."""
     folder = Path(stream.local) / stream.split
     where = f"data.streaming.streams.{name}: {stream.remote or stream.local}/{stream.split}"
     if stream.remote is None and not (folder / INDEX).is_file():
         raise ConfigError(f"{where}: there is no {INDEX}; give the folder of a split of MDS shards")
+    if stream.remote is not None:
+        _fetch_index(where, stream, folder / INDEX)
     try:
-        with locked(folder / INDEX) if stream.remote is not None else contextlib.nullcontext():
-            readers = stream.get_shards(World(1, 1, 1, 0), allow_unsafe_types=False)
-    except Exception as error:  # each kind of storage has its own
-        raise ConfigError(f"{where}: the index cannot be read ({shown(error, 200)})") from error
+        readers = stream.get_shards(World(1, 1, 1, 0), allow_unsafe_types=False)
+    except Exception as error:  # whatever it makes of a damaged one
+        raise ConfigError(f"{where}: the index will not do ({shown(error, 200)}); write the shards again") from error
     shards = [_shard(stream, reader, settings) for reader in readers if reader.samples]
     if not shards:
         raise ConfigError(f"{where}: {INDEX} lists no samples; write the shards again")
@@ -219,6 +237,24 @@ def _shards(name: str, stream: Stream, settings: StreamingConfig) -> list[Stream
         if stream.remote is None and not shard.is_here():
             raise ConfigError(f"{shard.path}: is missing, though {INDEX} names it; copy the folder anew")
     return shards
+
+
+def _fetch_index(where: str, stream: Stream, index: Path) -> None:
+    """Download the index anew; ConfigError where shards are here that are those of another."""
+    try:
+        lock = locked(index)
+    except OSError as error:
+        raise ConfigError(f"{index.parent}: cannot be made ({error.strerror}); give another folder") from error
+    with lock:
+        try:
+            new = _fetched_anew(stream._downloader, f"{stream.remote}/{stream.split}/{INDEX}", index)
+        except Exception as error:  # each kind of storage has its own
+            raise ConfigError(f"{where}: no index can be read ({shown(error, 200)}); see that it is there") from error
+        if index.exists() and index.read_bytes() != new.read_bytes():
+            raise ConfigError(
+                f"{where}: has been written anew since shards of it were downloaded to {index.parent}; delete those"
+            )
+        os.replace(new, index)
 
 
 def _shard(stream: Stream, reader: Any, settings: StreamingConfig) -> StreamedShard:

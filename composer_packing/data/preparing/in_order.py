@@ -53,7 +53,7 @@ def in_order(
                 yield under_way.popleft().result()
         while under_way:
             yield under_way.popleft().result()
-    except BrokenProcessPool as error:
+    except (BrokenProcessPool, BrokenPipeError, ConnectionResetError) as error:
         raise ConfigError(
             f"processes={processes}: one of them was killed, perhaps as memory ran out; run again, with fewer of them"
         ) from error

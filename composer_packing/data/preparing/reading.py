@@ -4,6 +4,7 @@ Memory holds a block of a file, or one record where that is longer, and a record
 """
 
 import codecs
+import gzip
 import io
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,9 +15,6 @@ MAX_RECORD = 1 << 24
 
 BLOCK = 1 << 20
 """Bytes that are read at once."""
-
-CODECS = {".gz": "gzip", ".zst": "zstd"}
-"""What Arrow calls the compression of each suffix."""
 
 
 class Raw(NamedTuple):
@@ -109,12 +107,7 @@ class Records:
     def _records_of_lines(self, is_jsonl: bool) -> Iterator[Raw | Problem]:
         with open(self._path, "rb", buffering=0) as raw:
             self._position = raw.tell
-            source: Any = raw
-            if codec := CODECS.get(self._path.suffix.lower()):
-                import pyarrow
-
-                source = pyarrow.CompressedInputStream(raw, codec)
-            file = io.BufferedReader(source, BLOCK)
+            file = self._decompressed(raw)
             if file.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                 value, cure = "UTF-16, by its first two bytes", "convert it by iconv -f UTF-16 -t UTF-8"
                 yield problem(f"{self._path}:1", "wrong encoding", value, cure)
@@ -126,6 +119,17 @@ class Records:
             elif document := file.read(MAX_RECORD + 1):
                 yield self._record(1, "file", document)
 
+    def _decompressed(self, raw: io.FileIO) -> Any:
+        """What a file holds, unpacked."""
+        suffix = self._path.suffix.lower()
+        if suffix == ".gz":
+            return gzip.GzipFile(fileobj=raw)  # no further buffer, in which what comes before damage would be lost
+        if suffix == ".zst":
+            import pyarrow
+
+            return io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"), BLOCK)
+        return io.BufferedReader(raw, BLOCK)
+
     def _record(self, line: int, form: str, data: bytes) -> Raw | Problem:
         if len(data) > MAX_RECORD:
             return _too_long(self._path, line, data)
@@ -136,7 +140,7 @@ class Records:
         lines: list[bytes] = []
         size = first = number = 0
         for number, line in _lines(file):
-            if not line.strip():
+            if not (line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
                 if lines:
                     yield self._record(first, "blank_line", b"\n".join(lines))
                 lines, size = [], 0
@@ -151,7 +155,7 @@ class Records:
         from pyarrow import parquet
 
         with parquet.ParquetFile(self._path, buffer_size=BLOCK) as file:
-            if self._text_field not in file.schema_arrow.names:
+            if file.schema_arrow.names.count(self._text_field) != 1:
                 yield self._missing_column(file.schema_arrow.names)
                 return
             row = 1
@@ -177,7 +181,7 @@ class Records:
             self._position = lambda row=row: self.size * (row - 1) // len(rows)  # type: ignore[misc]
 
     def _missing_column(self, names: Sequence[str]) -> Problem:
-        there = f"there is no {self._text_field!r} among {', '.join(map(repr, names)):.80}"
+        there = f"there is no single {self._text_field!r} among {', '.join(map(repr, names)):.80}"
         return problem(str(self._path), "missing field", there, "set text_field")
 
     def _rows(self, column: Any, first: int) -> Iterator[Raw | Problem]:

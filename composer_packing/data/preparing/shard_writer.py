@@ -38,7 +38,8 @@ class ShardWriter:
     def __init__(self, folder: Path, dtype: Any | None) -> None:
         self._is_text = dtype is None
         column, encoding = ("text", "str") if dtype is None else ("input_ids", f"ndarray:{np.dtype(dtype).name}")
-        self._writer = _EncodedWriter(columns={column: encoding}, out=str(folder))
+        # Hashes, so that the index of other data is another, whatever its sizes.
+        self._writer = _EncodedWriter(columns={column: encoding}, out=str(folder), hashes=["xxh64"])
         # Two of them, so that it does not matter how documents are shared out to calls.
         self._data_hash, self._lengths_hash = hashlib.sha256(), hashlib.sha256()
         self._documents = self._items = self._longest = 0

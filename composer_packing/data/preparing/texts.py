@@ -48,7 +48,7 @@ def find_files(inputs: Sequence[str | Path], suffixes: Collection[str] | None = 
             holds nothing of what is wanted.
     """
     wanted = SUFFIXES if suffixes is None else tuple(suffixes)
-    kinds = ", ".join(wanted)
+    kinds = ", ".join(wanted).replace(STATE, f"folders with {STATE}, as save_to_disk writes them")
     if not inputs:
         raise ConfigError(f"there is no input; give files ({kinds}) or folders of them")
     found: list[Path] = []
@@ -94,7 +94,9 @@ def _in_folder(folder: Path, wanted: tuple[str, ...]) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             if not name.startswith("."):
-                (found if name.lower().endswith(wanted) else others).append(here / name)
+                # Who opens a pipe waits for its other end.
+                is_odd = (here / name).exists() and not (here / name).is_file()
+                (found if name.lower().endswith(wanted) and not is_odd else others).append(here / name)
     if not found:
         raise ConfigError(f"{folder}: holds no file of the kinds {', '.join(wanted)}; give a folder that does")
     if others:
@@ -116,6 +118,9 @@ def text_of(raw: Raw, text_field: str, mended: Counter[str]) -> str | Problem | 
         line = raw.line + data.count(b"\n", 0, error.start)
         value = f"not UTF-8 at {data[error.start : error.start + 10]!r}"
         return problem(f"{raw.path}:{line}", "wrong encoding", value, "convert it by iconv -t UTF-8")
+    if text.count("\0") > len(text) // 4:
+        cure = "convert it by iconv -f UTF-16 -t UTF-8"
+        return problem(where, "wrong encoding", f"many zeros in {text[:20]!r}, as in UTF-16", cure)
     if raw.form == "jsonl":
         if not text.strip():
             mended["blank line"] += 1
