@@ -1,7 +1,7 @@
 """Tokens per second that a process reads and packs, beside a plain loop over a `StreamingDataset` of the same shards.
 
-Everything is measured in one process and its workers, in turns, and given as medians; on a shared machine only the
-ratios mean something. It is part of `make benchmark`. From MDS shards of ids (lognormal lengths, mean 262 tokens):
+Everything is measured in processes of their own, in turns, and given as medians; on a shared machine only the ratios
+mean something. It is part of `make benchmark`. From MDS shards of ids (lognormal lengths, mean 262 tokens):
 
 - plain: a `DataLoader` over a `StreamingDataset`, shuffled, in batches of lists of arrays; it reads, and packs nothing.
 - mds, read: source batches from the source `mds`.
@@ -15,6 +15,8 @@ From MDS shards of texts, docstrings of installed packages, tokenized while read
   uses all cores.
 """
 
+import multiprocessing
+import os
 import statistics
 import tempfile
 import time
@@ -25,6 +27,7 @@ from typing import Any
 
 import numpy as np
 from streaming import MDSWriter, StreamingDataset
+from streaming.base.util import clean_stale_shared_memory
 from tokenizers import Tokenizer
 from torch.utils.data import DataLoader
 
@@ -108,6 +111,26 @@ def per_second(contestant: Callable[[], Iterator[int]], warm_up: float, measured
     return (seen - before) / (time.perf_counter() - started)
 
 
+def in_a_process(contestant: Callable[[], Iterator[int]], warm_up: float, measured: float) -> float:
+    """The same in a process of its own, as a `StreamingDataset` leaves threads behind."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+
+    def measure() -> None:
+        sender.send(per_second(contestant, warm_up, measured))
+        for child in multiprocessing.active_children():
+            child.terminate()
+        clean_stale_shared_memory()  # what a `StreamingDataset` leaves there
+        os._exit(0)
+
+    process = context.Process(target=measure)
+    process.start()
+    sender.close()  # so that a process that dies is an error here
+    found: float = receiver.recv()
+    process.join()
+    return found
+
+
 def write(folder: Path) -> tuple[Tokenizer, TextTokenizer]:
     """Shards of ids and of texts, and the tokenizer in both forms."""
     texts = list(documents(path for _, path in source_files()))
@@ -125,6 +148,7 @@ def write(folder: Path) -> tuple[Tokenizer, TextTokenizer]:
 
 def main() -> None:
     """Print two tables."""
+    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # of what is cleaned up in another way
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         backend, tokenizer = write(folder)
@@ -143,7 +167,7 @@ def main() -> None:
             took: dict[str, list[float]] = {name: [] for name in named}
             for _ in range(ROUNDS):
                 for name, contestant in named.items():
-                    took[name].append(per_second(contestant, WARM_UP[kind], MEASURED[kind]))
+                    took[name].append(in_a_process(contestant, WARM_UP[kind], MEASURED[kind]))
             print(f"{'shards of ' + kind:32}  tokens/s   times plain without workers")
             base = statistics.median(took["plain, 0 workers"])
             for name, times in took.items():

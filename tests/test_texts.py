@@ -358,7 +358,7 @@ def test_a_data_set_on_disk_is_one_input_and_one_of_several_splits_names_them(tm
     assert find_files([tmp_path]) == find_files([tmp_path / "one"]) == [tmp_path / "one"]
     assert read(tmp_path / "one")[0] == texts[:2000]
     _, [problem], _ = read(tmp_path / "one", "body")
-    assert problem.message.startswith(f"{tmp_path}/one: missing field (there is no 'body' among 'text', 'n')")
+    assert problem.message.startswith(f"{tmp_path}/one: missing field (there is no single 'body' among 'text', 'n')")
     arrow = next((tmp_path / "one").glob("*.arrow"))
     written(arrow, arrow.read_bytes()[:-5000])
     _, [problem], _ = read(tmp_path / "one")

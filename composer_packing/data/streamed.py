@@ -22,7 +22,7 @@ from composer_packing.checks import shown
 from composer_packing.config import ConfigError
 from composer_packing.config_data import StreamingConfig
 from composer_packing.data.mds_documents import check_ids_of
-from composer_packing.data.streams import OpenStreams, StreamedShard
+from composer_packing.data.streams import OpenStreams, StreamedShard, connect
 from composer_packing.data.tokenizer import TextTokenizer
 from composer_packing.source_batch import FlatSourceBatch, token_dtype
 
@@ -74,7 +74,7 @@ class StreamedDocuments(Dataset[FlatSourceBatch]):
         self.are_texts = any(shard.encoding == "str" for shard in streams.shards)
         self.bytes_dtype = settings.bytes_dtype if all(shard.encoding == "bytes" for shard in streams.shards) else None
         self.vocab_size = tokenizer.vocab_size
-        self._process = os.getpid()
+        self._process, self._parents = os.getpid(), list[Any]()
         self._fetching: ThreadPoolExecutor | None = None
         self._pending: set[int] = set()
 
@@ -133,7 +133,7 @@ class StreamedDocuments(Dataset[FlatSourceBatch]):
             except FileNotFoundError:
                 pass
             except Exception as error:  # whatever a decoder makes of damaged bytes
-                raise ConfigError(f"{shard.path}: sample {at} cannot be read ({shown(error)}); delete it") from error
+                raise ConfigError(f"{shard.path}: sample {at} cannot be read ({shown(error)}); copy it anew") from error
             self._fetch(shard)
         raise ConfigError(
             f"data.streaming.cache_limit={self._settings.cache_limit}: is too little; {shard.path} is gone before it "
@@ -144,7 +144,8 @@ class StreamedDocuments(Dataset[FlatSourceBatch]):
         """After a fork, let go of what does not survive one: connections, which are the parent's, and threads."""
         if self._process != os.getpid():
             for stream in {id(shard.stream): shard.stream for shard in self.streams.shards}.values():
-                stream._downloader.clean_up()
+                self._parents.append(stream._downloader)  # not closed, not even by being forgotten
+                connect(stream)
             self._process, self._fetching, self._pending = os.getpid(), None, set()
 
     def _fetch_ahead(self, numbers: NDArray[np.int64]) -> None:

@@ -65,12 +65,8 @@ class StreamedShard:
 
     def is_here(self) -> bool:
         """Whether the file is here, be it compressed."""
-        packed = self.reader.file_pairs[0][1]
-        there = [
-            self.path,
-            *([] if packed is None else [Path(self.reader.dirname, self.reader.split, packed.basename)]),
-        ]
-        return any(path.exists() for path in there)
+        files = [file for file in self.reader.file_pairs[0] if file is not None]
+        return any(Path(self.reader.dirname, self.reader.split, file.basename).exists() for file in files)
 
     def fetch(self) -> None:
         """Download and unpack the file, if it is not here, while no other process does.
@@ -78,16 +74,18 @@ class StreamedShard:
         Raises:
             ConfigError: it cannot be fetched, or is not as long as its index says.
         """
-        with locked(self.path):
-            try:
+        try:
+            with locked(self.path):
                 self.stream.prepare_shard(self.reader)
-            except Exception as error:  # each kind of storage has its own
-                where = f"{self.stream.remote or self.stream.local}/{self.stream.split}"
-                name = self.reader.file_pairs[0][0].basename
-                raise ConfigError(
-                    f"{where}/{name}: cannot be fetched ({shown(error, 200)}); see that it is there, and run again"
-                ) from error
-            self.check_size()
+                self.check_size()
+        except ConfigError:
+            raise
+        except Exception as error:  # each kind of storage has its own
+            where = f"{self.stream.remote or self.stream.local}/{self.stream.split}"
+            name = self.reader.file_pairs[0][0].basename
+            raise ConfigError(
+                f"{where}/{name}: cannot be fetched ({shown(error, 200)}); see that it is there, and run again"
+            ) from error
 
     def check_size(self) -> None:
         """Raise ConfigError where the file is here and not as long as its index says."""
@@ -213,8 +211,13 @@ def _stream(name: str, config: StreamConfig, split: str, cache_folder: Path) -> 
         )
     except ValueError as error:
         raise ConfigError(f"data.streaming.streams.{name}: {error}") from error
-    stream._downloader = _WholeFiles(stream._downloader)
+    connect(stream)
     return stream
+
+
+def connect(stream: Stream) -> None:
+    """Give a stream a connection of this process's own."""
+    stream._downloader = _WholeFiles(CloudDownloader.get(stream.remote))
 
 
 def _shards(name: str, stream: Stream, settings: StreamingConfig) -> list[StreamedShard]:
