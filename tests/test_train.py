@@ -210,11 +210,11 @@ def test_a_record_one_rank_cannot_read_ends_both_with_the_error(two_ranks: Done,
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_launcher_and_its_ranks_while_they_train(two_ranks: Done, cache: Path) -> None:
+def test_ctrl_c_ends_the_launcher_its_ranks_and_their_workers_while_they_train(two_ranks: Done, cache: Path) -> None:
     assert two_ranks.code == 0
     command = [COMPOSER, "-n", "2", "train.py", "yamls/pretrain.yaml", "progress_bar=false", "log_to_console=true"]
     with subprocess.Popen(
-        [*command, f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}"],
+        [*command, "train_loader.num_workers=1", f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}"],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,

@@ -71,7 +71,7 @@ def num_workers_of(given: int | None, are_texts: bool, are_streamed: bool, ranks
 
     Args:
         given: what it says.
-        are_texts: documents are tokenized as they are read; a core makes some hundred thousand tokens a second.
+        are_texts: documents are tokenized as they are read; a core makes about a million tokens a second.
         are_streamed: they are downloaded.
         ranks_of_machine: ranks that share the cores.
     """
