@@ -1,7 +1,7 @@
 """Documents in streams of MDS shards, downloaded while training: `streaming.Stream` fetches, checks and unpacks them.
 
 Only the library's streams are used, not its `StreamingDataset`, for three reasons. That one repeats documents until all
-ranks have equally many; here each comes once. Its workers wait for those of all ranks at every epoch, which stops for
+ranks have equally many; here each comes once. Its workers wait for those of all ranks at every epoch, which may be for
 ever where packing lets ranks drift apart. And it leaves shared memory behind in a crash, which the next run trips
 over. Here a file lock per shard is all that processes share: the system gives it back however they end.
 """
