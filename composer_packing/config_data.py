@@ -11,7 +11,7 @@ ON_ERROR = ("stop", "skip")
 DOCUMENT_PER = ("file", "blank_line")
 """What a document of plain text is."""
 
-BYTES_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+BYTES_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 """Types that the ids in a column of bytes may have."""
 
 

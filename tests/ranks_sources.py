@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from composer.utils import dist
 
 from composer_packing.composer_model import PackedLanguageModel
@@ -15,7 +14,7 @@ from composer_packing.dataspec import document_loader, eval_batches, train_batch
 from composer_packing.leaving import run
 from tests.reference import RESULT, originals
 from tests.test_dataspec import trainer_of
-from tests.written_sources import run_over, sources, texts_by_ids
+from tests.written_sources import documents_in, run_over, sources, texts_by_ids
 
 EPOCHS = 3
 
@@ -26,8 +25,7 @@ def fed(data_config: DataConfig, by_ids: dict[tuple[int, ...], str], num_workers
     loader, read = document_loader(data.train.documents, config), []
     for epoch in range(EPOCHS):
         loader.sampler.set_epoch(epoch)
-        documents = [ids for batch in loader for ids in np.split(batch.tokens, np.cumsum(batch.lengths)[:-1])]
-        read.append([by_ids[tuple(ids.tolist())] for ids in documents])
+        read.append([by_ids[ids] for ids in documents_in(loader)])
     batches = train_batches(data.train.documents, config, data.tokenizer.vocabulary)
     trainer = trainer_of(config, batches, PackedLanguageModel(config.model))
     trainer.fit()

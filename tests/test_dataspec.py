@@ -50,6 +50,11 @@ def documents_of(count: int, longest: int = 40, seed: int = 0) -> DocumentDatase
     return DocumentDataset(rng.integers(5, VOCAB_SIZE, offsets[-1]).astype(np.uint16), offsets, 16)
 
 
+def read_as(kind: type[DocumentDataset], documents: DocumentDataset) -> DocumentDataset:
+    """The same documents in a dataset of another kind."""
+    return kind(documents._tokens, np.concatenate([documents._starts, documents._ends[-1:]]), 16)
+
+
 @pytest.fixture
 def batches() -> Iterator[Lockstep]:
     buffered = train_batches(documents_of(60), config_of(), VOCABULARY)
@@ -229,10 +234,8 @@ def test_an_error_in_the_data_ends_the_run_with_that_error() -> None:
                 raise OSError("record 37 cannot be read")
             return super().__getitems__(indices)
 
-    whole = documents_of(60)
-    broken = Broken(whole._tokens, np.concatenate([whole._starts, whole._ends[-1:]]), 16)
     config = config_of()
-    batches = train_batches(broken, config, VOCABULARY)
+    batches = train_batches(read_as(Broken, documents_of(60)), config, VOCABULARY)
     trainer = trainer_of(config, batches, PackedLanguageModel(config.model))
     with pytest.raises(OSError, match="record 37 cannot be read"):
         trainer.fit()

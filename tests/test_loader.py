@@ -16,7 +16,7 @@ from composer_packing.data.loader import MOST_BY_DEFAULT, DocumentLoader, num_wo
 from composer_packing.data.sampler import NumberBatches, ShareSampler
 from composer_packing.dataspec import train_batches
 from composer_packing.source_batch import FlatSourceBatch
-from tests.test_dataspec import VOCABULARY, config_of, documents_of
+from tests.test_dataspec import VOCABULARY, config_of, documents_of, read_as
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +62,7 @@ class Whereabouts(DocumentDataset):
 
 
 def test_workers_are_started_before_any_thread_and_live_over_all_epochs() -> None:
-    documents = documents_of(31)
-    whereabouts = Whereabouts(documents._tokens, np.concatenate([documents._starts, documents._ends[-1:]]), 16)
+    whereabouts = read_as(Whereabouts, documents_of(31))
     batches = train_batches(whereabouts, config_of(train_loader=TrainLoaderConfig(num_workers=2)), VOCABULARY)
     workers = {child.pid for child in multiprocessing.active_children()}
     assert len(workers) == 2
@@ -79,6 +78,7 @@ def test_workers_are_started_before_any_thread_and_live_over_all_epochs() -> Non
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_starting_and_stopping_fifty_times_leaves_nothing_behind_and_never_hangs(num_workers: int) -> None:
+    """That nothing is left is what `nothing_is_left` asserts, behind every test here."""
     documents, config = documents_of(31), config_of(train_loader=TrainLoaderConfig(num_workers=num_workers))
     for cycle in range(50):
         batches = train_batches(documents, config, VOCABULARY)
@@ -96,8 +96,7 @@ class Broken(DocumentDataset):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_what_a_worker_cannot_read_is_raised_where_the_batch_is_asked_for(num_workers: int) -> None:
-    documents = documents_of(31)
-    broken = Broken(documents._tokens, np.concatenate([documents._starts, documents._ends[-1:]]), 16)
+    broken = read_as(Broken, documents_of(31))
     batches = train_batches(broken, config_of(train_loader=TrainLoaderConfig(num_workers=num_workers)), VOCABULARY)
     with pytest.raises(OSError, match="record 7 cannot be read"):
         list(itertools.chain(batches, batches, batches))
@@ -111,8 +110,7 @@ class Unreadable(DocumentDataset):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_the_user_can_mend_is_one_line_from_a_worker_too(num_workers: int) -> None:
-    documents = documents_of(5)
-    loader = loader_of(Unreadable(documents._tokens, np.array([0, len(documents._tokens)]), 16), num_workers)
+    loader = loader_of(read_as(Unreadable, documents_of(5)), num_workers)
     with pytest.raises(ConfigError, match=r"^a\.mds: is damaged; write it anew$"):
         list(loader)
 

@@ -23,6 +23,7 @@ from tests.written_sources import (
     HELD_OUT,
     TEXTS,
     VOCAB_SIZE,
+    documents_in,
     run_over,
     sources,
     texts_by_ids,
@@ -53,8 +54,7 @@ def test_every_document_comes_once_an_epoch_in_another_order_each_time(
         loader.sampler.set_epoch(epoch)
         read = list(loader)
         assert all(len(batch.lengths) <= 8 for batch in read)
-        documents = [ids for batch in read for ids in np.split(batch.tokens, np.cumsum(batch.lengths)[:-1])]
-        epochs.append([by_ids[tuple(ids.tolist())] for ids in documents])
+        epochs.append([by_ids[ids] for ids in documents_in(read)])
         numbers.append(np.concatenate([batch.numbers for batch in read if batch.numbers is not None]).tolist())
     assert all(sorted(epoch) == sorted(TEXTS) for epoch in epochs)
     assert epochs[0] not in (TEXTS, epochs[1], epochs[2])
@@ -282,3 +282,12 @@ def test_evaluation_takes_so_many_documents_evenly(written: Path) -> None:
     by_ids = texts_by_ids(written)
     held_out = originals(eval_batches(data.val.documents, config, data.tokenizer.vocabulary))
     assert sorted(by_ids[tuple(ids)] for ids in held_out) == sorted(HELD_OUT[::3])
+
+
+def test_a_text_that_is_not_utf_8_is_an_error_of_one_line_that_names_it(written: Path, tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        write_mds(tmp_path / split, {"text": "str"}, [{"text": "abcdef"}] * 9)
+    path = tmp_path / "train" / "shard.00000.mds"
+    path.write_bytes(path.read_bytes()[:-3] + b"\xff\xff\xff")
+    with pytest.raises(ConfigError, match=r"/train: the text of sample 8 is not UTF-8 \(invalid start byte\); w"):
+        open_source(run_over(DataConfig(**of_mds(str(tmp_path), f"{written}/tokenizer"))))

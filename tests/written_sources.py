@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from composer_packing.config_data import (
 )
 from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, load_tokenizer, train_tokenizer
 from composer_packing.model import ModernBertConfig
+from composer_packing.source_batch import FlatSourceBatch
 
 TEXTS = [f"Document {number} has {'word ' * (number % 9)}and an end." for number in range(90)]
 HELD_OUT = [f"Held out is {number}{' more' * (number % 4)}." for number in range(12)]
@@ -116,3 +117,9 @@ def texts_by_ids(folder: Path) -> dict[tuple[int, ...], str]:
     """Every text, by its ids."""
     tokenizer = load_tokenizer(str(folder / "tokenizer"))
     return {tuple(ids_of(tokenizer, text).tolist()): text for texts in SPLITS.values() for text in texts}
+
+
+def documents_in(batches: Iterable[FlatSourceBatch]) -> list[tuple[int, ...]]:
+    """Ids of all documents of source batches, in order."""
+    documents = (ids for batch in batches for ids in np.split(batch.tokens, np.cumsum(batch.lengths)[:-1]))
+    return [tuple(ids.tolist()) for ids in documents]

@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 
 from composer_packing.compiling import compiled
 from composer_packing.config import ConfigError
+from composer_packing.config_data import BYTES_DTYPES
 from composer_packing.data.mds_shards import INDEX, mapped, read_here_and_there, shards_in
 
-DTYPES = {bits + (not sign): f"{sign}int{bits}" for sign in ("u", "") for bits in (8, 16, 32, 64)}
+DTYPES = {8 * np.dtype(name).itemsize + (np.dtype(name).kind == "i"): name for name in BYTES_DTYPES}
 """The integer types, each by the byte that stands for it in an `ndarray`."""
 
 NDARRAY = re.compile(rf"ndarray(?::({'|'.join(DTYPES.values())})(?::([1-9]\d*(?:,[1-9]\d*)*))?)?")

@@ -67,8 +67,8 @@ class MdsDocuments(Dataset[FlatSourceBatch]):
             try:
                 texts.append(data[at : at + size].decode())
             except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{self._folder}: the text of sample {number} is not UTF-8 ({error.reason})"
+                raise ConfigError(
+                    f"{self._folder}: the text of sample {number} is not UTF-8 ({error.reason}); write it anew"
                 ) from error
             at += size
         return texts

@@ -142,7 +142,7 @@ def split_parts(train: Sequence[Path], val: Sequence[Path], settings: Preparing)
 def documents_of(
     parts: Sequence[tuple[Sequence[Path], float]], settings: Preparing, tokenizer: TextTokenizer | None
 ) -> Generator[ChunkDocuments, None, None]:
-    """ChunkDocuments in order, many at a time, with a progress bar. Close it, and the processes end.
+    """Documents in order, many at a time, with a progress bar. Close it, and the processes end.
 
     Of records that are skipped, the first for each reason is in the log.
 
