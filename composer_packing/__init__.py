@@ -34,7 +34,7 @@ from composer_packing.sequence_packer import SequencePacker
 from composer_packing.sft import PackedBlocks, pack_blocks, pack_sequences
 from composer_packing.source_batch import FlatSourceBatch, flat_source_batch
 from composer_packing.subset_sum_packer import SubsetSumSequencePacker
-from composer_packing.waiting import TokenAccount
+from composer_packing.token_account import TokenAccount
 
 __all__ = [
     "BatchSizeWarmupScheduler",

@@ -1,8 +1,9 @@
 """A background thread that keeps the next items of an iterable ready.
 
 The thread fills a bounded queue; the consumer takes from it. Both wait on one condition variable, nobody
-polls. What the iterable raises is raised again, traceback and all, where the consumer stands. Of
-packing this file knows only that an iterable may have `rows_per_batch`.
+polls. What the iterable raises is raised again, traceback and all, where the consumer stands. With each item travels
+a snapshot of the iterable as it was behind that item, so that what is saved is where the consumer is, however far
+ahead the thread. Of packing this file knows only that an iterable may have `rows_per_batch`.
 """
 
 import atexit
@@ -13,8 +14,10 @@ import time
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
+
+from composer_packing.state import Snapshot, snapshot_of
 
 Item = TypeVar("Item")
 
@@ -27,26 +30,32 @@ class BufferedIterable(Generic[Item]):
     stuck in its source is left to die.
 
     Args:
-        iterable: what to iterate over, anew at every `iter()`.
-        buffer_size: items kept ready at most.
+        iterable: what to iterate over, anew at every `iter()`. If it has `snapshot` and `load_state_dict`, as a
+            `SequencePacker` has, so has this.
+        buffer_size: items kept ready at most; 0 for no thread, each is made when it is asked for.
 
     Raises:
-        ValueError: `buffer_size` is below 1.
+        ValueError: `buffer_size` is below 0.
 
     Attributes:
         wait_seconds: time consumers have spent waiting for an item, over all iterators.
     """
 
     def __init__(self, iterable: Iterable[Item], buffer_size: int) -> None:
-        if buffer_size < 1:
-            raise ValueError(f"{buffer_size=} must be at least 1")
+        if buffer_size < 0:
+            raise ValueError(f"{buffer_size=} must be at least 0")
         self.iterable = iterable
         self.buffer_size = buffer_size
         self.wait_seconds = 0.0
         self._live: tuple[_Queue[Item], threading.Thread] | None = None
+        self._taken: Snapshot | None = None
+        self._latest = 0
 
     def __iter__(self) -> "Iterator[Item]":
         self.close()
+        self._taken = snapshot_of(self.iterable)
+        if self.buffer_size == 0:
+            return self._one_by_one(self._latest)
         queue: _Queue[Item] = _Queue(self.buffer_size)
         thread = threading.Thread(target=_fill, args=(self.iterable, queue), name=__name__, daemon=True)
         self._live = queue, thread
@@ -61,6 +70,7 @@ class BufferedIterable(Generic[Item]):
         The thread ends once the item it is making is made; a source that blocks for ever blocks here too, and
         one that calls this itself gets a RuntimeError.
         """
+        self._latest += 1
         live = self._live
         if live is not None:
             queue, thread = live
@@ -70,6 +80,36 @@ class BufferedIterable(Generic[Item]):
             _join(thread)
             if self._live is live:  # meanwhile another thread may have started anew
                 self._live = None
+
+    def snapshot(self) -> Snapshot | None:
+        """The iterable's, as of the item that was taken last; None where it has none."""
+        return self._taken or snapshot_of(self.iterable)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next item follows from, whatever the thread has made ready; TypeError where that has no state."""
+        taken = self.snapshot()
+        if taken is None:
+            raise TypeError(f"a {type(self.iterable).__name__} has no state that could be saved")
+        return taken()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state at the next `iter()`; a live iterator ends."""
+        self.close()
+        self.iterable.load_state_dict(state)  # type: ignore[attr-defined]
+        self._taken = None
+
+    def _one_by_one(self, serial: int) -> Iterator[Item]:
+        items = iter(self.iterable)
+        while serial == self._latest:
+            started = time.perf_counter()
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            finally:
+                self.wait_seconds += time.perf_counter() - started
+            self._taken = snapshot_of(self.iterable)
+            yield item
 
     @property
     def batch_size(self) -> int:
@@ -84,23 +124,23 @@ class _Queue(Generic[Item]):
     """A bounded queue between one producer and one consumer that either of them can end."""
 
     def __init__(self, size: int) -> None:
-        self._items: deque[Item] = deque()
+        self._items: deque[tuple[Item, Snapshot | None]] = deque()
         self._size = size
         self._changed = threading.Condition()
         self._ended = False  # by the producer: nothing more will come
         self._closed = False  # by the consumer: nothing more is wanted
         self._error: BaseException | None = None
 
-    def put(self, item: Item) -> bool:
-        """Add an item once there is room; False where the consumer wants no more."""
+    def put(self, item: Item, snapshot: Snapshot | None) -> bool:
+        """Add an item, and what is to be taken with it, once there is room; False where the consumer wants no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._items) < self._size)
             if not self._closed:
-                self._items.append(item)
+                self._items.append((item, snapshot))
                 self._changed.notify_all()
             return not self._closed
 
-    def get(self) -> Item:
+    def get(self) -> tuple[Item, Snapshot | None]:
         """Take an item once there is one; after the last, the producer's error once, then StopIteration."""
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._ended or self._closed)
@@ -135,7 +175,7 @@ def _fill(iterable: Iterable[Item], queue: _Queue[Item]) -> None:
     try:
         with contextlib.closing(_each(iterable)) as items:  # cleanup belongs to the thread that ran the source
             for item in items:
-                if not queue.put(item):
+                if not queue.put(item, snapshot_of(iterable)):
                     break
     except BaseException as raised:  # the consumer's to handle, whatever it is
         _end_with_error(queue, raised)
@@ -171,7 +211,8 @@ class _BufferedIterator(Iterator[Item]):
     def __next__(self) -> Item:
         started = time.perf_counter()
         try:
-            return self._queue.get()
+            item, self._owner._taken = self._queue.get()
+            return item
         finally:
             self._owner.wait_seconds += time.perf_counter() - started
 

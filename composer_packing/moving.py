@@ -1,4 +1,4 @@
-"""Moving documents: new ones behind those that wait, and those that wait to the front, each in one compiled call."""
+"""Moving documents: new ones behind those that wait, and those that wait to other arrays, each in one compiled call."""
 
 from typing import Any, NamedTuple
 
@@ -135,7 +135,7 @@ def enter(
 
 @compiled
 def _copy(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[np.int64, np.int64]:
-    """Copy to an array of the same length, or towards the front of the same one; give the smallest and the largest."""
+    """Copy to an array of the same length; give the smallest and the largest."""
     smallest = largest = np.int64(0)
     if len(tokens):
         smallest = largest = np.int64(tokens[0])
@@ -148,31 +148,31 @@ def _copy(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[np.int64, np.in
 
 
 @compiled
-def move_to_front(
-    tokens: Tokens, loss_mask: LossMask, documents: Documents, is_waiting: NDArray[np.bool_], row_len: int
-) -> tuple[int, int]:
-    """Close the gaps between the documents that wait, in all arrays.
+def gather(
+    tokens: Tokens,
+    loss_mask: LossMask,
+    documents: Documents,
+    order: NDArray[np.int64],
+    tokens_to: Tokens,
+    loss_mask_to: LossMask,
+    documents_to: Documents,
+) -> None:
+    """Copy documents to other arrays, one behind the other.
 
     Args:
         tokens: the token array.
         loss_mask: its loss mask, or empty.
         documents: the table.
-        is_waiting: bool `(documents,)`: which of them wait.
-        row_len: tokens that a document has at most.
-
-    Returns:
-        The end of the last one's tokens, and the shortest length.
+        order: int64 `(documents,)`, places in it.
+        tokens_to: gets their tokens, from its start on.
+        loss_mask_to: gets their loss masks, or is empty.
+        documents_to: gets their entries, from its start on.
     """
-    end = place = 0
-    shortest = row_len
-    for i in range(len(is_waiting)):
-        if is_waiting[i]:
-            start, length = documents[i].start, documents[i].length
-            _copy(tokens[start : start + length], tokens[end : end + length])
-            _copy(loss_mask[start : start + length], loss_mask[end : end + length])
-            documents[place] = documents[i]
-            documents[place].start = end
-            end += length
-            place += 1
-            shortest = min(shortest, length)
-    return end, shortest
+    end = 0
+    for i in range(len(order)):
+        start, length = documents[order[i]].start, documents[order[i]].length
+        _copy(tokens[start : start + length], tokens_to[end : end + length])
+        _copy(loss_mask[start : start + length], loss_mask_to[end : end + length])
+        documents_to[i] = documents[order[i]]
+        documents_to[i].start = end
+        end += length

@@ -230,3 +230,30 @@ def cooldown_from_options(
         masking_ratio_step_size,
         world_size,
     )
+
+
+def schedules_from_options(
+    out_batch_size: int,
+    mask_prob: float,
+    world_size: int,
+    warmup: tuple[int | None, DurationLike | None],
+    cooldown: tuple[float | None, DurationLike | None, DurationLike | None, MaskingSchedule | str, float | None],
+) -> PackingSchedules:
+    """The packer's schedules.
+
+    Args:
+        out_batch_size: rows per batch in the end.
+        mask_prob: ratio at the start.
+        world_size: ranks that share durations.
+        warmup: options of `warmup_from_options` between the first and the last.
+        cooldown: options of `cooldown_from_options` likewise.
+
+    Raises:
+        ValueError: some are missing, or out of range.
+    """
+    return PackingSchedules(
+        out_batch_size,
+        mask_prob,
+        warmup_from_options(out_batch_size, *warmup, world_size),
+        cooldown_from_options(mask_prob, *cooldown, world_size),
+    )

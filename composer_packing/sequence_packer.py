@@ -7,8 +7,9 @@ gives the batches, masks and names of the packer published with ModernBERT (Warn
 
 import abc
 import dataclasses
+import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,14 +19,18 @@ from torch.utils.data.distributed import DistributedSampler
 
 from composer_packing.batch import Batch
 from composer_packing.checks import check_positive, chosen
+from composer_packing.epoch_report import EpochReport
 from composer_packing.keyed_masking import KeyedMasking
+from composer_packing.packer_state import load_packer, snapshot_of_packer
 from composer_packing.packing import lay_out
 from composer_packing.policies import Objective, OverLong, Tail
 from composer_packing.row_writer import RowWriter
-from composer_packing.schedules import MaskingSchedule, PackingSchedules, cooldown_from_options, warmup_from_options
+from composer_packing.schedules import MaskingSchedule, schedules_from_options
 from composer_packing.source_batch import SourceBatch
+from composer_packing.state import Snapshot
 from composer_packing.times import DurationLike
-from composer_packing.waiting import TokenAccount, WaitingBuffer
+from composer_packing.token_account import TokenAccount
+from composer_packing.waiting import WaitingBuffer
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +79,8 @@ class SequencePacker(abc.ABC):
         epoch: number of the current epoch, -1 before the first.
         seqs_consumed: documents read this epoch, those that were dropped left out; pieces count as documents.
         seqs_emitted: documents in the batches given this epoch, those carried into it among them.
+        source_batches: source batches read this epoch.
+        source_ended: the epoch's source has nothing more.
     """
 
     def __init__(
@@ -119,8 +126,7 @@ class SequencePacker(abc.ABC):
         self.pad_token_id = pad_token_id
         self.mask_token_id = mask_token_id
         self.ignore_token_id = ignore_token_id
-        self.mask_prob = mask_prob
-        self.seed = seed
+        self.mask_prob, self.seed, self.keyed_masking = mask_prob, seed, keyed_masking
         self.tail = chosen(Tail, "tail", tail)
         self.over_long = chosen(OverLong, "over_long", over_long)
         self.objective = chosen(Objective, "objective", objective)
@@ -129,27 +135,22 @@ class SequencePacker(abc.ABC):
             *(self.objective, out_pseq_len, pad_token_id, mask_token_id, ignore_token_id),
             *(suppress_masking, keyed_masking, pin_memory),
         )
-        cooldown = (
-            *(final_masking_ratio, masking_ratio_cooldown_tokens, masking_ratio_cooldown_start_tokens),
-            *(masking_cooldown_schedule_type, masking_ratio_step_size),
-        )
-        self._schedules = PackingSchedules(
-            out_batch_size,
-            mask_prob,
-            warmup_from_options(out_batch_size, batch_size_warmup_min_size, batch_size_warmup_tokens, world_size),
-            cooldown_from_options(mask_prob, *cooldown, world_size),
-        )
+        warmup = batch_size_warmup_min_size, batch_size_warmup_tokens
+        cooldown_times = masking_ratio_cooldown_tokens, masking_ratio_cooldown_start_tokens
+        cooldown = final_masking_ratio, *cooldown_times, masking_cooldown_schedule_type, masking_ratio_step_size
+        self._schedules = schedules_from_options(out_batch_size, mask_prob, world_size, warmup, cooldown)
         if self._schedules.changes_mask_ratio and self.objective is not Objective.MLM:
             raise ValueError(f"{final_masking_ratio=}: with objective={self.objective.value!r} nothing is masked")
-        self.epoch = -1
         self._waiting = WaitingBuffer(
             *(src_batch_size, min(longest, out_pseq_len), self.over_long),
             vocab_size=None if keyed_masking is None else keyed_masking.vocab_size,
             numbered=keyed_masking is not None,
             loss_masked=self.objective is Objective.SFT,
         )
-        self._source_ended = True
-        self.seqs_consumed = self.seqs_emitted = 0
+        self.epoch, self.source_ended = -1, True
+        self.seqs_consumed = self.seqs_emitted = self.source_batches = self._pass_over = self._latest = 0
+        self._rng = np.random.default_rng(seed)
+        self._goes_on = False
 
     @property
     def local_tokens(self) -> int:
@@ -166,25 +167,52 @@ class SequencePacker(abc.ABC):
         """Where the tokens of all documents read so far are, over all epochs; may not add up while a thread packs."""
         return dataclasses.replace(self._waiting.account)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the next batch follows from; of a packer on a thread, ask what is between: it is ahead."""
+        return self.snapshot()()
+
+    def snapshot(self) -> Snapshot:
+        """The same in the making, see `state`."""
+        return snapshot_of_packer(self, self._schedules, self._rng, self._waiting)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state at the next `iter()`, in the epoch that it is of.
+
+        Of one that has ended there is nothing left. A source without `load_state_dict` is read anew up to there.
+
+        Raises:
+            ValueError: the state is of a packer with other settings, or of another version.
+        """
+        source_goes_on = load_packer(self, state, self._schedules, self._rng, self._waiting)
+        self._goes_on, self._pass_over = self.epoch >= 0, 0 if source_goes_on else self.source_batches
+        self._latest += 1
+
     def __iter__(self) -> Iterator[Batch]:
-        """Start an epoch; an iterator of an earlier one raises RuntimeError from then on."""
-        if self.tail is not Tail.CARRY:
-            self._waiting.clear()
-        elif not self._source_ended:
-            log.warning("epoch %d was left before its source ended; what it had not given is not read", self.epoch)
-        self._source_ended = False
-        self.epoch += 1
-        self.seqs_consumed = self.seqs_emitted = 0
+        """Start an epoch, or go on with the one of a state that was loaded; an earlier iterator raises from then on."""
+        if not self._goes_on:
+            self._start_epoch()
+        self._goes_on = False
         sampler = getattr(self.src_iterable, "sampler", None)
         if isinstance(sampler, DistributedSampler):
             sampler.set_epoch(self.epoch)
-        return self._batches(self.epoch, iter(self.src_iterable), np.random.default_rng(self.seed + self.epoch))
+        source, self._pass_over = itertools.islice(self.src_iterable, self._pass_over, None), 0
+        self._latest += 1
+        return self._batches(self._latest, source)
 
-    def _batches(self, epoch: int, source: Iterator[SourceBatch], rng: np.random.Generator) -> Iterator[Batch]:
-        waiting, schedules = self._waiting, self._schedules
-        before = self.token_account
+    def _start_epoch(self) -> None:
+        if self.tail is not Tail.CARRY:
+            self._waiting.clear()
+        elif not self.source_ended:
+            log.warning("epoch %d was left before its source ended; what it had not given is not read", self.epoch)
+        self.epoch, self.source_ended = self.epoch + 1, False
+        self.seqs_consumed = self.seqs_emitted = self.source_batches = 0
+        self._waiting.start_epoch()
+        self._rng = np.random.default_rng(self.seed + self.epoch)
+
+    def _batches(self, serial: int, source: Iterator[SourceBatch]) -> Iterator[Batch]:
+        waiting, schedules, epoch = self._waiting, self._schedules, self.epoch
         while True:
-            if epoch != self.epoch:
+            if serial != self._latest:
                 raise RuntimeError(f"epoch {epoch} of this packer is over: epoch {self.epoch} has been started")
             rows = schedules.rows
             row_of = self._place(source, rows)
@@ -195,7 +223,7 @@ class SequencePacker(abc.ABC):
             if used == 0 or (used < rows and self.tail is not Tail.EMIT):
                 break
             batch = self._writer.write(
-                waiting.tokens, waiting.loss_mask, waiting.documents, layout, schedules.mask_ratio, rng
+                waiting.tokens, waiting.loss_mask, waiting.documents, layout, schedules.mask_ratio, self._rng
             )
             if schedules.changes_mask_ratio and batch["labels"] is not None:
                 batch["mask_prob"] = torch.tensor(schedules.mask_ratio, dtype=torch.float32)
@@ -204,46 +232,19 @@ class SequencePacker(abc.ABC):
             waiting.emit(self._in_line(layout.left), tokens)
             schedules.advance(tokens, documents)
             yield batch
-        self._source_ended = True
-        self._end_of_epoch(epoch, waiting.account.since(before))
-
-    def _end_of_epoch(self, epoch: int, account: TokenAccount) -> None:
-        """Say what became of the documents that were not packed; ValueError where nothing can come of going on."""
-        waiting, carries = self._waiting, self.tail is Tail.CARRY
-        over_long, untrained = account.over_long_documents, account.documents_without_targets
-        if over_long:
-            level = logging.INFO if self.over_long is OverLong.SPLIT else logging.WARNING
-            what = "epoch %d: %d documents were longer than a row (%s): %d tokens cut off, %d dropped"
-            log.log(level, what, epoch, over_long, self.over_long.value, account.truncated, account.dropped)
-        if untrained:
-            what = "epoch %d: %d documents (%d tokens) were dropped: nothing that a row holds of them is to be learned"
-            often = epoch > 0 and not self.seqs_consumed  # there may be a thousand such epochs
-            log.log(logging.DEBUG if often else logging.WARNING, what, epoch, untrained, account.without_targets)
-        if (over_long or untrained) and waiting.num_added == 0 and not (carries and self._has_others):
-            raise ValueError(
-                f"epoch {epoch}: every document was dropped: {over_long} are longer than a row of {self.out_pseq_len}, "
-                f"of {untrained} nothing in a row is to be learned; take longer rows, another over_long or other masks"
-            )
-        # A carried epoch may well be empty: there may be fewer documents than ranks.
-        if account.read == 0 and epoch > 0 and (not carries or isinstance(self.src_iterable, Iterator)):
-            raise ValueError(f"epoch {epoch}: the source gave nothing; it must be readable more than once")
-        if carries:
-            log.info("epoch %d: %d documents are carried into the next", epoch, len(waiting))
-            return
-        if self.seqs_emitted == 0 and self.tail is Tail.DROP:
-            raise ValueError(
-                f"epoch {epoch}: the source gave {self.seqs_consumed} documents, too few to put one in each of "
-                f"{self.rows_per_batch} rows of {self.out_pseq_len} slots; lower the batch size or the row length"
-            )
-        if len(waiting):
-            what = "epoch %d: %d of %d documents were left over at the end, too few for another batch"
-            log.warning(what, epoch, len(waiting), self.seqs_consumed)
+        self.source_ended = True
+        account = waiting.account.since(waiting.account_before)
+        counts = self.seqs_consumed, self.seqs_emitted, len(waiting), waiting.num_added
+        report = EpochReport(epoch, account, *counts, self.rows_per_batch, self.out_pseq_len)
+        report.say(self.tail, self.over_long, self._has_others, isinstance(self.src_iterable, Iterator))
+        if self.tail is not Tail.CARRY:
             waiting.clear()
 
     def _read(self, source: Iterator[SourceBatch]) -> int | None:
         """Add a source batch to those that wait and say how many documents it gave; None where there is none."""
         added = self._waiting.read(source, self.epoch, self._schedules.local["ba"])
         self.seqs_consumed += added or 0
+        self.source_batches += added is not None
         return added
 
     @abc.abstractmethod

@@ -1,19 +1,23 @@
 """The waiting buffer: documents read but not yet placed, in one token array and one table.
 
 A source batch is copied in at one go, in the narrowest type that holds its tokens. What leaves stays where it
-is until the array is full; then what still waits is moved to its front. The array is at least twice as large as
-that, so that a token is moved less than once on average, and memory grows with what waits, not with what was read.
+is until the array is full; then what still waits is copied to the front of a new one. An array is at least twice as
+large as that, so that a token is moved less than once on average, and memory grows with what waits, not with what was
+read. What has been written in an array is never changed: what waits at some moment is known for good by the arrays and
+the order of that moment, and to remember it costs nothing.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from composer_packing.documents import BLOCK, DOCUMENT, Documents, LossMask, Tokens
-from composer_packing.moving import Entered, enter, move_to_front
+from composer_packing.moving import Entered, enter, gather
 from composer_packing.policies import OverLong
 from composer_packing.source_batch import (
     FlatSourceBatch,
@@ -23,40 +27,11 @@ from composer_packing.source_batch import (
     flat_source_batch,
     token_dtype,
 )
+from composer_packing.state import Snapshot
+from composer_packing.token_account import TokenAccount
 
 IDLE_READS = 1000
 """Source batches in a row that may give no document."""
-
-
-@dataclass
-class TokenAccount:
-    """Where the tokens of all documents read so far are: `read` is the sum of all others.
-
-    Attributes:
-        read: tokens read.
-        waiting: in documents that wait for a row.
-        emitted: in batches.
-        truncated: cut off documents that were longer than a row.
-        dropped: in documents that were dropped as longer than a row.
-        left_over: in documents that still waited when an epoch ended whose tail is not carried.
-        without_targets: in examples that were dropped as nothing that a row holds of them is to be learned.
-        over_long_documents: not tokens, but documents that were longer than a row.
-        documents_without_targets: not tokens, but the examples that were dropped.
-    """
-
-    read: int = 0
-    waiting: int = 0
-    emitted: int = 0
-    truncated: int = 0
-    dropped: int = 0
-    left_over: int = 0
-    without_targets: int = 0
-    over_long_documents: int = 0
-    documents_without_targets: int = 0
-
-    def since(self, before: "TokenAccount") -> "TokenAccount":
-        """The difference to an earlier account."""
-        return TokenAccount(**{name: number - getattr(before, name) for name, number in vars(self).items()})
 
 
 class WaitingBuffer:
@@ -76,10 +51,11 @@ class WaitingBuffer:
         loss_mask: theirs, or empty.
         documents: the table.
         order: int64 `(waiting,)`, places in the table, the first in line first.
-        shortest: no document is shorter.
+        shortest: no document is shorter; a bound, by which placing stops early, not what it places.
         num_added: documents and pieces that were ever added.
         num_gone: those of them that wait no longer.
         account: where all tokens are.
+        account_before: where they were at the start of the epoch.
     """
 
     def __init__(
@@ -97,7 +73,7 @@ class WaitingBuffer:
         self.order = np.empty(0, np.int64)
         self.num_added = self.num_gone = 0
         self.shortest = max_document_len
-        self.account = TokenAccount()
+        self.account, self.account_before = TokenAccount(), TokenAccount()
         self._src_batch_size = src_batch_size
         self._max_document_len = max_document_len
         self._over_long = over_long
@@ -109,6 +85,10 @@ class WaitingBuffer:
 
     def __len__(self) -> int:
         return len(self.order)
+
+    def start_epoch(self) -> None:
+        """Keep the account as it is now."""
+        self.account_before = replace(self.account)
 
     def read(self, source: Iterator[SourceBatch], epoch: int, batch: int) -> int | None:
         """Add the next source batch and say how many documents it gave; None where the source has ended.
@@ -212,6 +192,33 @@ class WaitingBuffer:
         self.account.waiting = 0
         self.order = self.order[:0]
 
+    def snapshot(self) -> Snapshot:
+        """What waits now, and what has been counted. Nothing is copied before the state is asked for."""
+        arrays = self.tokens, self.loss_mask, self.documents, self.order
+        counts = {"num_added": self.num_added, "num_gone": self.num_gone, "idle_reads": self._idle_reads}
+        accounts = {"account": vars(self.account).copy(), "account_before": vars(self.account_before)}
+        return partial(_state_dict, *arrays, counts | accounts)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with what waited when a snapshot was taken."""
+        entries = {name: column.numpy() for name, column in state["documents"].items()}
+        tokens, lengths = tokens_in(state), entries["length"]
+        self.tokens = np.empty(len(tokens) + BLOCK, tokens.dtype)
+        self.tokens[: len(tokens)] = tokens
+        self.loss_mask = np.empty(len(self.tokens) if self._loss_masked else 0, np.uint8)
+        self.loss_mask[: len(tokens)] = state["loss_mask"].numpy()
+        self.documents = np.empty(len(lengths), DOCUMENT)
+        self.documents["start"] = np.cumsum(lengths) - lengths
+        for name, column in entries.items():
+            self.documents[name] = column
+        self.order = np.arange(len(lengths))
+        self.shortest = int(lengths.min(initial=self._max_document_len))
+        self._tokens_end, self._documents_end = len(tokens), len(lengths)
+        self.num_added, self.num_gone = state["num_added"], state["num_gone"]
+        self._idle_reads = state["idle_reads"]
+        self.account = TokenAccount(**state["account"])
+        self.account_before = TokenAccount(**state["account_before"])
+
     def _check(self, entered: Entered, num_tokens: int) -> None:
         if entered.least < 0 or entered.longest > num_tokens or entered.total != num_tokens:
             raise ValueError(
@@ -236,26 +243,57 @@ class WaitingBuffer:
         """See to it that so much more can be added."""
         if self._fits(tokens, documents):
             return
-        is_waiting = np.zeros(self._documents_end, np.bool_)
-        is_waiting[self.order] = True
-        self.order = (np.cumsum(is_waiting) - 1)[self.order]
-        self._documents_end = len(self.order)
-        self._tokens_end, self.shortest = move_to_front(
-            self.tokens, self.loss_mask, self.documents, is_waiting, self._max_document_len
-        )
-        if not self._fits(2 * tokens + self._tokens_end, 2 * documents + self._documents_end):
-            self.tokens = _grown(self.tokens, self._tokens_end, tokens)
-            if self._loss_masked:
-                self.loss_mask = _grown(self.loss_mask, self._tokens_end, tokens)
-            self.documents = _grown(self.documents, self._documents_end, documents)
+        self._tokens_end, self._documents_end = int(self.documents["length"][self.order].sum()), len(self.order)
+        num_slots, num_places = len(self.tokens), len(self.documents)
+        if num_slots < 2 * (self._tokens_end + tokens) + BLOCK or num_places < 2 * (self._documents_end + documents):
+            num_slots, num_places = 4 * (self._tokens_end + tokens) + BLOCK, 4 * (self._documents_end + documents)
+        frozen = self.tokens, self.loss_mask, self.documents, self.order
+        self.tokens, self.loss_mask, self.documents = _copied(*frozen, num_slots, num_places)
+        self.order = np.arange(self._documents_end)
+        lengths = self.documents["length"][: self._documents_end]
+        self.shortest = int(lengths.min(initial=self._max_document_len))
 
     def _fits(self, tokens: int, documents: int) -> bool:
         tokens_end, documents_end = self._tokens_end + tokens, self._documents_end + documents
         return tokens_end + BLOCK <= len(self.tokens) and documents_end <= len(self.documents)
 
 
-def _grown(array: NDArray[Any], end: int, more: int) -> NDArray[Any]:
-    """A copy of what lies before `end`, with room for three times as much and as is to be added."""
-    grown = np.empty(4 * (end + more) + BLOCK, array.dtype)
-    grown[:end] = array[:end]
-    return grown
+def _state_dict(
+    tokens: Tokens, loss_mask: LossMask, documents: Documents, order: NDArray[np.int64], counts: dict[str, Any]
+) -> dict[str, Any]:
+    """A copy of the documents in `order`, and of nothing else."""
+    sizes = int(documents["length"][order].sum()), len(order)
+    own_tokens, own_mask, table = _copied(tokens, loss_mask, documents, order, *sizes)
+    return counts | {
+        **as_bytes(own_tokens),
+        "loss_mask": torch.from_numpy(own_mask),
+        "documents": {name: torch.from_numpy(table[name].copy()) for name in DOCUMENT.names or () if name != "start"},
+    }
+
+
+def _copied(
+    tokens: Tokens,
+    loss_mask: LossMask,
+    documents: Documents,
+    order: NDArray[np.int64],
+    num_slots: int,
+    num_places: int,
+) -> tuple[Tokens, LossMask, Documents]:
+    """The documents in `order` at the front of new arrays."""
+    dtype: Any = tokens.dtype
+    to_tokens: Tokens = np.empty(num_slots, dtype)
+    to_mask = np.empty(num_slots if len(loss_mask) else 0, np.uint8)
+    to_documents: Documents = np.empty(num_places, DOCUMENT)
+    gather(tokens, loss_mask, documents, order, to_tokens, to_mask, to_documents)
+    return to_tokens, to_mask, to_documents
+
+
+def as_bytes(tokens: NDArray[Any]) -> dict[str, Any]:
+    """Tokens in a state: not every type of theirs is one that PyTorch pickles."""
+    return {"tokens": torch.from_numpy(tokens.view(np.uint8)), "token_dtype": str(tokens.dtype)}
+
+
+def tokens_in(state: Mapping[str, Any]) -> NDArray[Any]:
+    """The tokens of a state."""
+    dtype: Any = np.dtype(state["token_dtype"])
+    return state["tokens"].numpy().view(dtype)  # type: ignore[no-any-return]

@@ -1,6 +1,7 @@
 """Documents of a tokenized split as a map-style dataset, and examples of fine-tuning, which have a loss mask."""
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,15 @@ class DocumentDataset(Dataset[Document]):
         self.num_tokens = int((self._ends - self._starts).sum())
         self.num_long = int((np.diff(offsets) > max_seq_len).sum())
         self.num_dropped = 0 if self._loss_mask is None else self.num_documents - len(self)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all documents and their order, 16 hexadecimal digits."""
+        digest = blake2b(digest_size=8)
+        for array in (self._tokens, self._starts, self._ends, self._loss_mask):
+            if array is not None:
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self._starts)

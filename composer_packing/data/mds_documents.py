@@ -1,6 +1,7 @@
 """Documents in MDS shards on this machine, read where they lie; texts are tokenized as they are read."""
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch.utils.data import Dataset
 
 from composer_packing.config import ConfigError
 from composer_packing.data.mds import MdsColumn
+from composer_packing.data.mds_shards import INDEX
 from composer_packing.data.tokenizer import TextTokenizer
 from composer_packing.source_batch import FlatSourceBatch, check_ids
 
@@ -42,6 +44,13 @@ class MdsDocuments(Dataset[FlatSourceBatch]):
         self.are_texts = self._column.dtype is None
         self.bytes_dtype = bytes_dtype if self._column.encoding == "bytes" else None
         self.vocab_size = tokenizer.vocab_size
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the index, and so of all shards whose hashes it has, and of how ids are read; 16 hexadecimal digits."""
+        digest = blake2b(repr((self._column.name, self.bytes_dtype)).encode(), digest_size=8)
+        digest.update((self._folder / INDEX).read_bytes())
+        return digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self._column)

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 from streaming.base.sampling import get_sampling
 from streaming.base.shuffle import get_shuffle
-from torch.utils.data import Sampler
 
 from composer_packing.data.sampler import ShareSampler
 from composer_packing.data.streamed import StreamedDocuments, Wanted
@@ -43,30 +42,24 @@ class StreamSampler(ShareSampler):
         self, documents: StreamedDocuments, num_replicas: int, rank: int, ranks_per_node: int, seed: int
     ) -> None:
         super().__init__(documents, num_replicas, rank, seed)
-        self._documents, self._ranks_per_node = documents, ranks_per_node
+        self._documents, self.ranks_per_node = documents, ranks_per_node
 
-    def __len__(self) -> int:
-        """How many they are."""
-        return len(self._share(sum(self._documents.streams.choose_per_stream)))
-
-    def numbers(self) -> NDArray[np.int64]:
-        """Numbers of this rank's documents in this epoch, int64 `(documents,)`."""
+    def _order(self) -> NDArray[np.int64]:
         sizes, taken = self._taken()
-        num_nodes = self.num_replicas // self._ranks_per_node
-        order: NDArray[np.int64] = get_shuffle(
-            "py1e", sizes, num_nodes, self.seed, self.epoch, max(SHUFFLE_BLOCK // num_nodes, 2**18)
-        )
-        share = self._share(len(taken))
-        numbers: NDArray[np.int64] = taken[order[share.start : share.stop : share.step]]
-        return numbers
+        ranks, ranks_per_node = self.num_replicas, self.ranks_per_node
+        for deal in self.deals.get(self.epoch, ())[:1]:  # what is left of an epoch is in the order that it began with
+            ranks, ranks_per_node = len(deal.read), deal.ranks_per_node
+        num_nodes = ranks // ranks_per_node
+        block_size = max(SHUFFLE_BLOCK // num_nodes, 2**18)
+        order: NDArray[np.int64] = taken[get_shuffle("py1e", sizes, num_nodes, self.seed, self.epoch, block_size)]
+        return order
 
-    def _share(self, count: int) -> range:
-        """Places in the epoch's order that are this rank's."""
-        node, rank_of_node = divmod(self.rank, self._ranks_per_node)
-        num_nodes = self.num_replicas // self._ranks_per_node
+    def _share(self, count: int, rank: int, num_ranks: int, ranks_per_node: int) -> range:
+        node, rank_of_node = divmod(rank, ranks_per_node)
+        num_nodes = num_ranks // ranks_per_node
         # Dealing starts with another rank each epoch, so that those of a node have equally many in the long run.
-        first = (rank_of_node - self.epoch) % self._ranks_per_node
-        return range(count * node // num_nodes + first, count * (node + 1) // num_nodes, self._ranks_per_node)
+        first = (rank_of_node - self.epoch) % ranks_per_node
+        return range(count * node // num_nodes + first, count * (node + 1) // num_nodes, ranks_per_node)
 
     def _taken(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What the epoch has of each shard: how many documents at a time, and which, one shard behind the other."""
@@ -91,16 +84,16 @@ class StreamSampler(ShareSampler):
         return np.array(sizes, np.int64), np.concatenate(taken)
 
 
-class WantedBatches(Sampler[Wanted]):
+class WantedBatches:
     """What a rank reads, `batch_size` documents at a time, with the shards that are wanted soon after."""
 
     def __init__(self, sampler: ShareSampler, documents: StreamedDocuments, batch_size: int) -> None:
         self._sampler, self._documents, self._batch_size = sampler, documents, batch_size
 
-    def __iter__(self) -> Iterator[Wanted]:
-        """One epoch; the last may have fewer documents."""
+    def after(self, read: int) -> Iterator[Wanted]:
+        """What an epoch has behind the first `read` documents; the last may have fewer documents."""
         numbers = self._sampler.numbers()
-        for at in range(0, len(numbers), self._batch_size):
+        for at in range(read, len(numbers), self._batch_size):
             soon = self._documents.shards_of(numbers[at : at + (1 + AHEAD) * self._batch_size])
             shards, first_places = np.unique(soon, return_index=True)
             yield Wanted(numbers[at : at + self._batch_size], shards[np.argsort(first_places)])

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +78,17 @@ class StreamedDocuments(Dataset[FlatSourceBatch]):
         self._process, self._parents = os.getpid(), list[Any]()
         self._fetching: ThreadPoolExecutor | None = None
         self._pending: set[int] = set()
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what the indexes list, and of how many documents an epoch takes of each stream; 16 hexadecimal digits."""
+        chosen = [int(choose) for choose in self.streams.choose_per_stream]
+        digest = blake2b(repr((chosen, self.bytes_dtype)).encode(), digest_size=8)
+        for shard in self.streams.shards:
+            file = shard.reader.file_pairs[0][0]
+            digest.update(repr((file.basename, file.bytes, sorted(file.hashes.items()), shard.column)).encode())
+            digest.update(str(shard.reader.samples).encode())
+        return digest.hexdigest()
 
     def __len__(self) -> int:
         return int(self._ends[-1])
