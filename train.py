@@ -1,7 +1,12 @@
 """Train a language encoder on packed rows: `composer train.py yamls/pretrain.yaml key=value ...`."""
 
+import contextlib
+import multiprocessing
 import os
 import sys
+
+if __name__ in ("__main__", "__mp_main__"):
+    PARENT = os.getppid()  # it may end in the seconds in which the rest is imported
 
 # Threads that wait must not spin: the packer's thread wants a core too. OpenMP reads this when it is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -11,34 +16,37 @@ from composer import Evaluator, Trainer
 from composer.optim import DecoupledAdamW
 from composer.utils import dist, get_device, reproducibility
 
-from composer_packing.callbacks import IntervalConsoleLogger, PackingMonitor
-from composer_packing.checkpoints import RunIdentity, check_checkpoint, check_save_folder, check_tokenizer
+from composer_packing.callbacks import IntervalConsoleLogger, PackingMonitor, eval_loss, evaluate, say
+from composer_packing.checkpoints import RunIdentity
 from composer_packing.composer_model import PackedLanguageModel
 from composer_packing.config import ConfigError, TrainConfig
 from composer_packing.config_file import load
 from composer_packing.data.sources import open_source
 from composer_packing.dataspec import eval_batches, packed_dataspec, train_batches
-from composer_packing.leaving import run
+from composer_packing.leaving import end_with_parent_only, run
+from composer_packing.lockstep import Stopped
 from composer_packing.optim import WarmupStableDecayScheduler, parameter_groups
 from composer_packing.policies import Objective
-from composer_packing.report import end_lines, start_lines
+from composer_packing.report import end_lines, finished_line, start_lines, stopped_line
+from composer_packing.resuming import PackedDataset, Resumption, settings_of
+from composer_packing.run_folder import RunFolder, check_save_folder
+from composer_packing.stopping import EXIT_CODE, StopAtSigterm, UntilStopped
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; the exit code is 0, or 2 for what the user can mend."""
+    """Run the command; the exit code is 0, 2 for what the user can mend, or 143 where SIGTERM has ended it."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: composer train.py FILE.yaml [key=value ...]")
         return 0 if arguments else 2
     try:
-        train(load(arguments[0], arguments[1:], dist.get_world_size()))
+        return train(load(arguments[0], arguments[1:], dist.get_world_size()))
     except ConfigError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
-def train(config: TrainConfig) -> None:
-    """Build the parts, evaluate, fit, evaluate, and print what happened."""
+def train(config: TrainConfig) -> int:
+    """Build the parts, evaluate unless a run goes on, fit, evaluate, and print what happened."""
     if config.device == "gpu" and not torch.cuda.is_available():
         raise ConfigError("device=gpu: there is no GPU here; leave the key out or give cpu")
     device = get_device(config.device)
@@ -48,19 +56,26 @@ def train(config: TrainConfig) -> None:
     dist.initialize_dist(device, timeout=1800.0)  # seconds; one machine may build its data long before another
     reproducibility.seed_all(config.seed)
     check_save_folder(config.save_folder)
-    trained_with = None if config.load_path is None else check_checkpoint(config.load_path, config.model)
+    folder = RunFolder(config)
+    config, checkpoint = folder.config, folder.read_checkpoint()
+    if checkpoint is not None and checkpoint.is_end_of(config):
+        say(finished_line(config))
+        return 0
 
     data = open_source(config)
-    if config.load_path is not None and trained_with is not None:
-        check_tokenizer(config.load_path, trained_with, data.tokenizer.text)
+    if checkpoint is not None:
+        checkpoint.check_tokenizer(data.tokenizer.text)
     batches = train_batches(data.train.documents, config, data.tokenizer.vocabulary, pin_memory=device.name == "gpu")
-    held_out = packed_dataspec(eval_batches(data.val.documents, config, data.tokenizer.vocabulary))
-    model, identity = PackedLanguageModel(config.model), RunIdentity(data.tokenizer.text, config.model)
+    settings = settings_of(config, data.tokenizer.fingerprint, data.train.documents.fingerprint)
+    packed = PackedDataset(batches, settings, config.restart_changed_data)
+    held_out = UntilStopped(eval_batches(data.val.documents, config, data.tokenizer.vocabulary), batches)
+    model, identity = PackedLanguageModel(config.model), RunIdentity(data.tokenizer.text, config)
+    stopping = StopAtSigterm(batches, config.save_interval or config.max_duration, held_out)
     monitor = PackingMonitor(batches, config.mlm_probability if config.objective == Objective.MLM else None)
     trainer = Trainer(
         model=model,
-        train_dataloader=packed_dataspec(batches),
-        eval_dataloader=Evaluator(label="eval", dataloader=held_out),
+        train_dataloader=packed_dataspec(packed),
+        eval_dataloader=Evaluator(label="eval", dataloader=packed_dataspec(held_out)),
         optimizers=DecoupledAdamW(parameter_groups(model, config.optimizer.weight_decay), **vars(config.optimizer)),
         schedulers=WarmupStableDecayScheduler(**vars(config.scheduler)),
         max_duration=config.max_duration,
@@ -71,40 +86,34 @@ def train(config: TrainConfig) -> None:
         precision=precision,
         seed=config.seed,
         run_name=config.run_name,
-        callbacks=[monitor, identity],
+        callbacks=[monitor, identity, Resumption(packed), stopping],
         loggers=[IntervalConsoleLogger(config.console_log_interval)] if config.log_to_console else [],
         progress_bar=config.progress_bar,
-        save_folder=config.save_folder,
-        save_interval=config.save_interval or config.max_duration,
-        save_overwrite=config.save_overwrite,
-        load_path=config.load_path,
-        load_weights_only=config.load_weights_only,
+        **folder.trainer_settings(stopping),
     )
+    clock = trainer.state.timestamp
     try:
-        say(start_lines(config, data, model, device.name, precision, dist.get_world_size()))
-        trainer.eval()
-        before = eval_loss(trainer)
-        trainer.fit()
-        after = eval_loss(trainer)
-    except FileExistsError as error:
-        raise ConfigError(f"save_folder={config.save_folder}: {error}; set run_name or save_overwrite") from error
+        say(start_lines(config, data, model, device.name, precision, dist.get_world_size(), clock.batch.value))
+        before = evaluate(trainer) if clock.batch.value == 0 or stopping.owes_evaluation else None
+        if clock >= config.max_duration:  # the evaluation was left to do
+            say(finished_line(config, before))
+            return 0
+        with contextlib.suppress(Stopped), folder.errors_in_a_line():
+            trainer.fit()
     finally:
         batches.close()
         trainer.engine.close()  # not trainer.close(), which waits for the other ranks even when this one has failed
+    clock, last = trainer.state.timestamp, folder.last_written(trainer.saved_checkpoints, trainer.state.run_name)
+    if clock < config.max_duration or held_out.was_broken_off:
+        say(stopped_line(config, clock.batch.value, last))
+        return EXIT_CODE
     assert monitor.summary is not None
-    say(end_lines(monitor.summary, before, after, trainer.saved_checkpoints))
-
-
-def eval_loss(trainer: Trainer) -> float:
-    """Cross entropy per target of the last evaluation, over all ranks; every rank must ask."""
-    return float(trainer.state.eval_metrics["eval"]["LanguageCrossEntropy"].compute())
-
-
-def say(text: str) -> None:
-    """Print on the first rank."""
-    if dist.get_global_rank() == 0:
-        print(text, flush=True)
+    say(end_lines(monitor.summary, before, eval_loss(trainer), last))
+    return 0
 
 
 if __name__ == "__main__":
-    run(main, sys.argv[1:])
+    run(main, sys.argv[1:], PARENT if "LOCAL_RANK" in os.environ else None)
+# Composer uploads checkpoints in processes that it spawns, and those import this file.
+if __name__ == "__mp_main__" and multiprocessing.current_process().name.startswith(("SpawnProcess", "SyncManager")):
+    end_with_parent_only(PARENT)

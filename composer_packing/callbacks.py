@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from composer import Callback, Event, Logger, State
+from composer import Callback, Event, Logger, State, Trainer
 from composer.loggers import ConsoleLogger, LoggerDestination
 from composer.utils import create_interval_scheduler, dist
 
@@ -164,3 +164,20 @@ class IntervalConsoleLogger(LoggerDestination):
         """Print behind the first batch, where the interval is over, and whenever Composer's does otherwise."""
         if event is not Event.BATCH_END or self._console.last_logged_batch == 0 or self._is_due(state, event):
             self._console.run_event(event, state, logger)
+
+
+def evaluate(trainer: Trainer) -> float:
+    """Evaluate now, and give the loss."""
+    trainer.eval()
+    return eval_loss(trainer)
+
+
+def eval_loss(trainer: Trainer) -> float:
+    """Cross entropy per target of the last evaluation, over all ranks; every rank must ask."""
+    return float(trainer.state.eval_metrics["eval"]["LanguageCrossEntropy"].compute())
+
+
+def say(text: str) -> None:
+    """Print on the first rank."""
+    if dist.get_global_rank() == 0:
+        print(text, flush=True)

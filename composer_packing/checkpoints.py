@@ -4,98 +4,120 @@ Weights are of no use without the tokenizer they were trained with, and mean som
 shapes and another window. Both are kept in the checkpoint itself, so that they cannot be exchanged.
 """
 
-import itertools
-import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from composer import Callback
 
-from composer_packing.config import ConfigError
-from composer_packing.model import ModernBertConfig
+from composer_packing.config import ConfigError, TrainConfig
+from composer_packing.state import differences
+from composer_packing.times import duration_of
 
-FREE = ("causal", "attn_out_dropout", "initializer_range")
+FREE = ("initializer_range",)
 """Keys of a model in which the run that goes on may differ from the one that was."""
+
+FREE_WEIGHTS = ("causal", "attn_out_dropout", *FREE)
+"""Keys in which one that takes only the weights may."""
+
+CLOCK = {"tok": "token", "sp": "sample", "ba": "batch"}
+"""Composer's names of what durations count."""
 
 
 class RunIdentity(Callback):
-    """Puts the tokenizer and the shape of the model into every checkpoint.
+    """Puts the tokenizer, the shape of the model and the settings of the optimizer into every checkpoint.
 
-    They are at `["state"]["callbacks"]["RunIdentity"]`: `"tokenizer"`, the text of it, and `"model"`, the keys of
-    `ModernBertConfig`.
+    They are at `["state"]["callbacks"]["RunIdentity"]`: `"tokenizer"`, the text of it, `"model"`, the keys of
+    `ModernBertConfig`, and `"optimizer"`, those of `OptimizerConfig`.
 
     Args:
         tokenizer: its text, as `TextTokenizer` has it.
-        model: the shape.
+        config: the run.
     """
 
-    def __init__(self, tokenizer: str, model: ModernBertConfig) -> None:
-        self._state = {"tokenizer": tokenizer, "model": dict(vars(model))}
+    def __init__(self, tokenizer: str, config: TrainConfig) -> None:
+        self._state = {"tokenizer": tokenizer, "model": dict(vars(config.model)), "optimizer": _optimizer_of(config)}
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint gets."""
         return self._state
 
 
-def check_save_folder(save_folder: str) -> None:
-    """Make the folder of checkpoints, as far as its name is known; ConfigError where that cannot be.
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint says of its run.
 
-    Args:
-        save_folder: as Composer takes it, with `{run_name}` and the like; in an object store nothing is checked.
+    Attributes:
+        path: as it was given.
+        run_name: of the run that wrote it.
+        tokenizer: text of the tokenizer that it was trained with.
+        clock: tokens, documents and batches that it was trained on, by unit.
+        owes_evaluation: the evaluation behind its last batch was broken off.
     """
-    if "://" in save_folder:
-        return
-    folder = Path(*itertools.takewhile(lambda part: "{" not in part, Path(save_folder).parts))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"save_folder={save_folder}: {error.strerror}: {error.filename}; give another") from error
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"save_folder={save_folder}: {folder} cannot be written; give another")
+
+    path: str
+    run_name: str
+    tokenizer: str
+    clock: dict[str, int]
+    owes_evaluation: bool = False
+
+    def check_tokenizer(self, tokenizer: str) -> None:
+        """Raise ConfigError unless it was trained with the tokenizer of this text."""
+        if self.tokenizer != tokenizer:
+            raise ConfigError(
+                f"checkpoint {self.path}: was trained with another tokenizer; give that one, or for data.docs the same "
+                f"packages and vocab_size, or another checkpoint"
+            )
+
+    def is_end_of(self, config: TrainConfig) -> bool:
+        """Whether a run that goes on from it has nothing left to do."""
+        end = duration_of("max_duration", config.max_duration)
+        return not config.load_weights_only and self.clock[end.unit] >= end.count and not self.owes_evaluation
 
 
-def check_checkpoint(load_path: str, model: ModernBertConfig) -> str | None:
-    """The text of the tokenizer a checkpoint was trained with; None for one in an object store, which is not looked at.
+def read_checkpoint(config: TrainConfig, path: Path) -> Checkpoint:
+    """What the checkpoint that a run loads says of its own.
 
     Args:
-        load_path: the checkpoint.
-        model: shape of the model that is to get its weights.
+        config: the run.
+        path: the file that its `load_path` names, or a copy of it.
 
     Raises:
-        ConfigError: the checkpoint is not there, or comes from another model.
+        ConfigError: the checkpoint is not there or damaged, or comes from another model, or another optimizer where
+            that goes on.
     """
-    if "://" in load_path:
-        return None
-    path = Path(load_path.replace("{rank}", "0"))
+    load_path = config.load_path
+    assert load_path is not None
     if not path.is_file():
         wrong = "is a folder; give a file in it" if path.is_dir() else "there is no such file; train it first"
         raise ConfigError(f"load_path={load_path}: {wrong}, or give another checkpoint")
     try:
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=False)["state"]
-        there = state["callbacks"]["RunIdentity"]
+        there, timestamp = state["callbacks"].get("RunIdentity"), state["timestamp"]["Timestamp"]
+        clock = {unit: int(timestamp[name]) for unit, name in CLOCK.items()}
+        run_name = str(state["run_name"])
+        stopped = state["callbacks"].get("StopAtSigterm", {})
     except Exception as error:  # unpickling raises what it likes
         raise ConfigError(f"load_path={load_path}: is no whole checkpoint of a run ({type(error).__name__})") from error
-    for key, value in vars(model).items():
-        if key not in FREE and there["model"].get(key) != value:
+    if there is None:
+        raise ConfigError(f"load_path={load_path}: holds no RunIdentity, as those of train.py do; give one that does")
+    goes_on = not config.load_weights_only
+    for key, value in vars(config.model).items():
+        if key not in (FREE if goes_on else FREE_WEIGHTS) and there["model"].get(key) != value:
             raise ConfigError(
-                f"load_path={load_path}: was trained with model.{key}={there['model'].get(key)}, not {value}; "
+                f"checkpoint {load_path}: was trained with model.{key}={there['model'].get(key)}, not {value}; "
                 f"give the same"
             )
-    trained_with: str = there["tokenizer"]
-    return trained_with
-
-
-def check_tokenizer(load_path: str, trained_with: str, tokenizer: str) -> None:
-    """Raise ConfigError where a checkpoint was trained with another tokenizer.
-
-    Args:
-        load_path: the checkpoint.
-        trained_with: what `check_checkpoint` gave.
-        tokenizer: text of the one in use.
-    """
-    if trained_with != tokenizer:
+    found = differences(there.get("optimizer", {}), _optimizer_of(config))
+    if goes_on and (found or "optimizers" not in state):
         raise ConfigError(
-            f"load_path={load_path}: was trained with another tokenizer; give that one, or for data.docs the same "
-            f"packages and vocab_size, or another checkpoint"
+            f"checkpoint {load_path}: its optimizer must go on as it is: {'; '.join(found) or 'there is none'}; give "
+            f"the same, or begin another run_name from its weights, with load_weights_only=true"
         )
+    return Checkpoint(load_path, run_name, there["tokenizer"], clock, bool(stopped.get("owes_evaluation")))
+
+
+def _optimizer_of(config: TrainConfig) -> dict[str, Any]:
+    settings = vars(config.optimizer) | {"betas": list(config.optimizer.betas)}
+    return {f"optimizer.{key}": value for key, value in settings.items()}

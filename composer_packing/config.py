@@ -30,7 +30,7 @@ class TrainLoaderConfig:
         prefetch_factor: source batches that each of them keeps ready.
         packing_strategy: subset_sum, or best_fit as published.
         packing_buffer_size: documents that may wait for a row, per rank; null for ten batches.
-        packing_prefetch_factor: packed batches kept ready by the background thread.
+        packing_prefetch_factor: packed batches kept ready by the background thread; 0 for no thread.
         batch_size_warmup_min_size: global batch size at the start, in sequences; null for no warmup.
         batch_size_warmup_tokens: length of that warmup.
         masking_ratio_cooldown_tokens: length of the mask-ratio cooldown; null for none.
@@ -112,6 +112,10 @@ class TrainConfig:
         mlm_probability: share of tokens to predict, where the objective is mlm.
         load_path: checkpoint to start from.
         load_weights_only: take only the weights from it; data, clock and optimizer start anew.
+        restart_changed_data: where the data of a checkpoint cannot go on, as it or a setting that batches follow from
+            has changed, read the data from its start; clock, schedules and optimizer go on.
+        autoresume: go on from the last checkpoint in `save_folder`, if there is one, whatever `load_path` says; null
+            for true where there is a `run_name` and `save_overwrite` is false.
         run_name: null for a made-up one.
         seed: of weights, order of documents, and masks.
         device: cpu or gpu; null for the GPU where there is one.
@@ -120,6 +124,7 @@ class TrainConfig:
         save_folder: where checkpoints go.
         save_interval: time between checkpoints; null for one at the end only.
         save_overwrite: write over the checkpoints of a run of the same name.
+        save_num_checkpoints_to_keep: how many of those that this process has written; -1 for all.
         progress_bar: show one.
         log_to_console: print the metrics.
         console_log_interval: time between two prints.
@@ -133,6 +138,8 @@ class TrainConfig:
     mlm_probability: float = 0.3
     load_path: str | None = None
     load_weights_only: bool = False
+    restart_changed_data: bool = False
+    autoresume: bool | None = None
     run_name: str | None = None
     seed: int = 17
     device: str | None = None
@@ -141,6 +148,7 @@ class TrainConfig:
     save_folder: str = "runs/{run_name}"
     save_interval: str | None = None
     save_overwrite: bool = False
+    save_num_checkpoints_to_keep: int = -1
     progress_bar: bool = True
     log_to_console: bool = False
     console_log_interval: str = "10ba"
@@ -155,6 +163,11 @@ class TrainConfig:
     def cache_folder(self) -> Path:
         """Where what is made of the data is kept."""
         return Path(self.data.cache_folder)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the run goes on from the last checkpoint in its folder."""
+        return (self.run_name is not None and not self.save_overwrite) if self.autoresume is None else self.autoresume
 
     @property
     def row_len(self) -> int:

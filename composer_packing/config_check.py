@@ -43,7 +43,7 @@ def check(config: TrainConfig, world_size: int) -> None:
         ("max_seq_len", SHORTEST_SEQ_LEN),
         ("device_train_microbatch_size", 1),
         ("train_loader.prefetch_factor", 1),
-        ("train_loader.packing_prefetch_factor", 1),
+        ("train_loader.packing_prefetch_factor", 0),
         ("eval_loader.max_documents", 1),
         ("optimizer.lr", 0),
         ("optimizer.eps", 0),
@@ -162,11 +162,13 @@ def _check_objective(config: TrainConfig) -> None:
 def _check_load_path(config: TrainConfig) -> None:
     if config.load_path is None and config.load_weights_only:
         raise ConfigError("load_weights_only=true: needs load_path, the checkpoint whose weights to take")
-    if config.load_path is not None and not config.load_weights_only:
-        raise ConfigError(
-            f"load_path={config.load_path}: a run cannot be resumed yet; set load_weights_only=true to start a new one "
-            f"from its weights"
-        )
+    if config.autoresume and config.run_name is None:
+        raise ConfigError("autoresume=true: needs run_name, by which the next start finds the checkpoints of this one")
+    keep = config.save_num_checkpoints_to_keep
+    if keep == 0 or keep < -1:
+        raise ConfigError(f"save_num_checkpoints_to_keep={keep}: must be at least 1, or -1 for all")
+    if keep != -1 and "://" in config.save_folder:
+        raise ConfigError(f"save_num_checkpoints_to_keep={keep}: an object store keeps all; leave it out")
 
 
 def _check_schedules(config: TrainConfig) -> None:

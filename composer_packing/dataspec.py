@@ -1,13 +1,13 @@
 """Packed batches as Composer takes them: a `DataSpec` for training and one for evaluation."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from composer import DataSpec
 from composer.utils import dist
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from composer_packing.batch import (
     IGNORE_INDEX,
@@ -29,6 +29,7 @@ from composer_packing.data.tokenizer import Vocabulary
 from composer_packing.keyed_masking import KeyedMasking
 from composer_packing.lockstep import Lockstep
 from composer_packing.policies import Objective, OverLong, PackingStrategy, Tail
+from composer_packing.resuming import PackedDataset
 from composer_packing.sequence_packer import SequencePacker
 from composer_packing.source_batch import SourceBatch
 from composer_packing.subset_sum_packer import SubsetSumSequencePacker
@@ -43,20 +44,6 @@ EVAL_SEED = 0
 """Evaluation masks do not follow the seed of a run, so that runs compare."""
 
 
-class PackedDataset(IterableDataset[Batch]):
-    """Gives the batches of an iterable as they are; what a `DataLoader` needs to take them."""
-
-    def __init__(self, batches: Iterable[Batch]) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        """Number of batches; TypeError where it is unknown, as it is in training."""
-        return len(self.batches)  # type: ignore[arg-type]
-
-
 def packed_dataspec(batches: Iterable[Batch]) -> DataSpec:
     """A `DataSpec` that splits batches into rows and counts real tokens, documents and targets.
 
@@ -64,9 +51,12 @@ def packed_dataspec(batches: Iterable[Batch]) -> DataSpec:
 
     Args:
         batches: gives packed batches with `attention_mask`, an epoch of them at every `iter()`. A step in which no
-            rank has a target is an error in Composer, unless a `Lockstep` gives the batches.
+            rank has a target is an error in Composer, unless a `Lockstep` gives the batches. Checkpoints keep the
+            place of a `Lockstep`; a `PackedDataset` around it says when another run may go on from there.
     """
-    loader: DataLoader[Batch] = DataLoader(PackedDataset(batches), batch_size=None)
+    dataset = batches if isinstance(batches, PackedDataset) else PackedDataset(batches)
+    # With a generator of its own, or to iterate would change PyTorch's global random numbers.
+    loader: DataLoader[Batch] = DataLoader(dataset, batch_size=None, generator=torch.Generator())
     return DataSpec(
         loader,
         batch_transforms=with_counts,

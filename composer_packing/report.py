@@ -1,7 +1,6 @@
 """The lines a run prints: what it is about to do, and what it did."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -10,6 +9,7 @@ from composer_packing.attention import describe_attention
 from composer_packing.callbacks import RunSummary
 from composer_packing.config import TrainConfig
 from composer_packing.data.sources import Source
+from composer_packing.object_store import is_in_store
 from composer_packing.policies import Objective
 from composer_packing.times import UNITS, Duration, duration_of
 
@@ -28,6 +28,7 @@ def start_lines(
     device: str,
     precision: str,
     world_size: int,
+    first_batch: int = 0,
 ) -> str:
     """Device, model, data, how many batches and epochs the duration comes to, and what is scheduled when.
 
@@ -38,6 +39,7 @@ def start_lines(
         device: Composer's name of it, cpu or gpu.
         precision: Composer's name of it.
         world_size: ranks.
+        first_batch: batches trained on before, where a run goes on.
     """
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16 if "fp16" in precision else torch.float32
@@ -69,7 +71,7 @@ def start_lines(
             f"device     {world_size} x {device}, {precision}, attention: {attention}",
             f"model      {num_parameters:,} parameters, ln(vocabulary) = {math.log(config.model.vocab_size):.2f}",
             f"objective  {OBJECTIVES[Objective(config.objective)].format(config=config)}",
-            *([f"weights    of {config.load_path}"] if config.load_path else []),
+            *_origin(config, first_batch),
             f"data       {data.train.summary}",
             f"held out   {min(held_out, config.eval_loader.max_documents):,} of {held_out:,} documents to evaluate on",
             f"batch      {rows} rows of {config.row_len} slots = {slots:,} slots",
@@ -78,6 +80,39 @@ def start_lines(
             *(f"schedule   {schedule}" for schedule in schedules),
         ]
     )
+
+
+def _origin(config: TrainConfig, first_batch: int) -> list[str]:
+    if first_batch:
+        return [f"resumed    behind batch {first_batch:,}, from {config.load_path}"]
+    if config.load_path is None:
+        return []
+    return [f"weights    of {config.load_path}; data, clock and optimizer start anew"]
+
+
+def finished_line(config: TrainConfig, loss: float | None = None) -> str:
+    """That there is nothing left to do.
+
+    Args:
+        config: the run, from its last checkpoint.
+        loss: of the evaluation that was left to do.
+    """
+    evaluated = "" if loss is None else f"evaluation loss      {loss:.3f}\n"
+    anew = "another run_name" + ("" if is_in_store(config.save_folder) else " or save_overwrite=true")
+    return f"{evaluated}finished   {config.load_path} is the end of {config.max_duration}; {anew} trains anew"
+
+
+def stopped_line(config: TrainConfig, batch: int, checkpoint: str | None) -> str:
+    """Where SIGTERM has ended a run.
+
+    Args:
+        config: the run.
+        batch: batches trained on.
+        checkpoint: path of the last one, or address in an object store.
+    """
+    other = "another run_name goes on" if is_in_store(config.save_folder) else "goes on"
+    how = "the same command goes on from " if config.resumes else f"{other} with load_path="
+    return f"stopped    by SIGTERM behind batch {batch:,}; {how}{checkpoint}"
 
 
 def _words(duration: Duration) -> str:
@@ -89,14 +124,14 @@ def _until(end: Duration, whole: Duration) -> str:
     return f" to {_words(end)}" + (", which is after the end of this run" if after else "")
 
 
-def end_lines(summary: RunSummary, loss_before: float, loss_after: float, checkpoints: Sequence[str]) -> str:
+def end_lines(summary: RunSummary, loss_before: float | None, loss_after: float, checkpoint: str | None) -> str:
     """What the run trained on, how well it packed, how fast it was and what it learned.
 
     Args:
         summary: figures of the fit.
-        loss_before: evaluation loss at the start, nats per target.
+        loss_before: evaluation loss at the start, nats per target; None where the run went on from a checkpoint.
         loss_after: the same at the end.
-        checkpoints: paths of those that were written, oldest first.
+        checkpoint: path of the last one, or address in an object store.
     """
     return "\n".join(
         [
@@ -107,7 +142,7 @@ def end_lines(summary: RunSummary, loss_before: float, loss_after: float, checkp
             f"{summary.longest_wait_batches} batches at most",
             f"tokens per second    {summary.tokens_per_second:,.0f}",
             f"waiting for data     {summary.data_wait_share:.2%} of the time",
-            f"evaluation loss      {loss_before:.3f} -> {loss_after:.3f}",
-            f"checkpoint           {checkpoints[-1] if checkpoints else 'none'}",
+            f"evaluation loss      {'' if loss_before is None else f'{loss_before:.3f} -> '}{loss_after:.3f}",
+            f"checkpoint           {checkpoint or 'none'}",
         ]
     )
