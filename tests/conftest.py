@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from hypothesis import settings
+from moto.server import ThreadedMotoServer
 
 # Compiling and a busy machine make single calls slow, which is no fault; CI draws the same cases each time.
 settings.register_profile("here", deadline=None, derandomize=bool(os.environ.get("CI")))
@@ -25,10 +27,34 @@ def golden() -> dict[str, Any]:
     return loaded
 
 
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where runs keep the real corpus; the first that needs it builds it."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def object_store() -> Iterator[Any]:
+    """A client of an empty object store on the loopback; the environment leads to it."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("S3_ENDPOINT_URL", f"http://{host}:{port}")
+            for name, value in (("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x"), ("DEFAULT_REGION", "us-east-1")):
+                patch.setenv(f"AWS_{name}", value)
+            yield boto3.client("s3", endpoint_url=f"http://{host}:{port}")
+    finally:
+        server.stop()
+
+
 @pytest.fixture
 def no_thread_is_left() -> Iterator[None]:
     """Fails a test behind which there are other threads than before it."""
     before = set(threading.enumerate())
     yield
     gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)  # one that has been told to end, or has done its last work, may still be about to
     assert set(threading.enumerate()) == before

@@ -1,14 +1,15 @@
-"""Run by `composer -n 2`: which batches each rank hands over. Prints a JSON line."""
+"""A program of its own: which batches each of two ranks hands over. Prints a JSON line."""
 
 import json
-import sys
+import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 
 from composer.utils import dist
 
-from composer_packing.leaving import run
 from composer_packing.lockstep import Lockstep
+from tests.forked import on_ranks
 from tests.reference import RESULT
 from tests.test_lockstep import Numbered
 
@@ -28,16 +29,16 @@ def handed_over(batches: Lockstep) -> list[list[int]]:
     return epochs
 
 
-def main(arguments: list[str]) -> int:
+def all_handed_over() -> dict[str, Any]:
+    """Of each case, and of the threads that are left."""
     rank = dist.get_global_rank()
     made = {name: Lockstep(Numbered(*counts[rank]), prefetch=2) for name, counts in CASES.items()}
     dist.initialize_dist("cpu")  # a Trainer may do so only after the data has been made
     found: dict[str, Any] = {name: handed_over(batches) for name, batches in made.items()}
     found["threads"] = [thread.name for thread in threading.enumerate() if "composer_packing" in thread.name]
-    ranks = dist.all_gather_object(found)
-    if rank == 0:
-        print(RESULT + json.dumps(ranks))
-    return 0
+    return found
 
 
-run(main, sys.argv[1:])
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        print(RESULT + json.dumps(on_ranks(2, all_handed_over, Path(folder))))

@@ -1,4 +1,4 @@
-"""Run by `composer -n N`: packed steps beside unpacked ones, and evaluation. Prints a JSON line.
+"""A program of its own: packed steps on 1, 2 and 4 ranks beside unpacked ones, and evaluation. Prints a JSON line.
 
 Masked documents go through Hugging Face's model as one padded batch, examples of fine-tuning through ours one by one;
 on every rank by itself.
@@ -7,8 +7,9 @@ on every rank by itself.
 import copy
 import dataclasses
 import json
-import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,9 @@ from composer_packing.composer_model import PackedLanguageModel
 from composer_packing.config import TrainLoaderConfig
 from composer_packing.dataspec import eval_batches, packed_dataspec, train_batches
 from composer_packing.keyed_masking import KeyedMasking
-from composer_packing.leaving import run
 from composer_packing.lockstep import Lockstep
 from composer_packing.policies import Tail
+from tests.forked import on_ranks
 from tests.reference import RESULT, masked_documents
 from tests.test_dataspec import VOCAB_SIZE, VOCABULARY, config_of, documents_of, trainer_of
 from tests.test_model import away_from_its_start, hugging_face
@@ -203,7 +204,8 @@ def one_and_the_rest(everything: list[Document], rank: int, world_size: int) -> 
     return everything[rank:] if rank == world_size - 1 else everything[rank : rank + 1]
 
 
-def main(arguments: list[str]) -> int:
+def compared() -> dict[str, Any]:
+    """How far packed steps are from unpacked ones, and what else there is to say of them."""
     dist.initialize_dist("cpu")
     rank, world_size = dist.get_global_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -242,9 +244,9 @@ def main(arguments: list[str]) -> int:
         found["evaluation"][micro] = [*again.values(), int(trainer.state.eval_timestamp.sample)]
         trainer.engine.close()
     found["clock"] = dist.all_gather_object(clock())
-    if rank == 0:
-        print(RESULT + json.dumps(found))
-    return 0
+    return found
 
 
-run(main, sys.argv[1:])
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        print(RESULT + json.dumps({size: on_ranks(size, compared, Path(folder))[0] for size in (1, 2, 4)}))

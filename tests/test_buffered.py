@@ -355,8 +355,8 @@ def test_forgetting_an_iterator_does_not_wait_for_its_thread() -> None:
     buffered.close()
 
 
-@pytest.mark.parametrize("size", [0, -1])
-def test_a_buffer_below_one_is_an_error(size: int) -> None:
+@pytest.mark.parametrize("size", [-1, -2])
+def test_a_buffer_below_zero_is_an_error(size: int) -> None:
     with pytest.raises(ValueError, match=f"buffer_size={size}"):
         BufferedIterable([], size)
 

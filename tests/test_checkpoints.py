@@ -4,37 +4,42 @@ from typing import Any
 
 import pytest
 import torch
+from composer import Timestamp
 
-from composer_packing.checkpoints import FREE, RunIdentity, check_checkpoint, check_save_folder, check_tokenizer
+from composer_packing.checkpoints import FREE, FREE_WEIGHTS, Checkpoint, RunIdentity, read_checkpoint
 from composer_packing.composer_model import PackedLanguageModel
-from composer_packing.config import ConfigError
+from composer_packing.config import ConfigError, OptimizerConfig
 from composer_packing.dataspec import train_batches
 from composer_packing.model import ModernBertConfig
+from composer_packing.run_folder import RunFolder, check_save_folder
 from tests.test_dataspec import VOCABULARY, config_of, documents_of, trainer_of
 from tests.test_model import small
 
 
-def saved(path: Path, tokenizer: str, config: ModernBertConfig) -> str:
+def saved(path: Path, tokenizer: str, model: ModernBertConfig) -> str:
     """A checkpoint of a model of this shape."""
     state = {
-        "model": PackedLanguageModel(config).state_dict(),
-        "callbacks": {"RunIdentity": RunIdentity(tokenizer, config).state_dict()},
+        "model": PackedLanguageModel(model).state_dict(),
+        "callbacks": {"RunIdentity": RunIdentity(tokenizer, config_of(model=model)).state_dict()},
+        "timestamp": {"Timestamp": Timestamp().state_dict()},
+        "optimizers": {},
+        "run_name": "first",
     }
     torch.save({"state": state}, path)
     return str(path)
 
 
-def check(load_path: str, tokenizer: str, config: ModernBertConfig) -> None:
-    trained_with = check_checkpoint(load_path, config)
-    assert trained_with is not None
-    check_tokenizer(load_path, trained_with, tokenizer)
+def check(load_path: str, tokenizer: str, model: ModernBertConfig, **more: Any) -> None:
+    config = config_of(model=model, load_path=load_path, **more)
+    checkpoint = read_checkpoint(config, Path(load_path.replace("{rank}", "0")))
+    checkpoint.check_tokenizer(tokenizer)
 
 
 def test_a_checkpoint_holds_tokenizer_and_shape_and_another_run_starts_from_its_weights(tmp_path: Path) -> None:
     config, folder = config_of(max_duration="1ba"), tmp_path / "runs" / "first"
     model = PackedLanguageModel(config.model)
     batches = train_batches(documents_of(60), config, VOCABULARY)
-    identity = RunIdentity("one", config.model)
+    identity = RunIdentity("one", config)
     trainer = trainer_of(config, batches, model, callbacks=[identity], save_folder=str(folder), run_name="first")
     trainer.fit()
     trainer.close()
@@ -42,7 +47,7 @@ def test_a_checkpoint_holds_tokenizer_and_shape_and_another_run_starts_from_its_
     for load_path in (folder / "latest-rank0.pt", folder / "latest-rank{rank}.pt"):
         check(str(load_path), "one", config.model)
     kept = torch.load(folder / "latest-rank0.pt", weights_only=False)["state"]["callbacks"]["RunIdentity"]
-    assert kept == {"tokenizer": "one", "model": vars(config.model)}
+    assert (kept["tokenizer"], kept["model"]) == ("one", vars(config.model))
 
     fresh = PackedLanguageModel(config.model)
     again = train_batches(documents_of(60), config, VOCABULARY)
@@ -65,6 +70,20 @@ def test_a_checkpoint_that_is_not_there_or_is_a_folder_is_named(tmp_path: Path) 
         check("nowhere.pt", "one", small())
     with pytest.raises(ConfigError, match="is a folder; give a file in it, or give another checkpoint"):
         check(str(tmp_path), "one", small())
+
+
+def test_a_run_does_not_go_on_where_another_has_ended(tmp_path: Path) -> None:
+    saved(tmp_path / "ep0-ba9-rank0.pt", "one", small())
+    for run_name in ("first", "other"):
+        folder = RunFolder(config_of(model=small(), save_folder=str(tmp_path), run_name=run_name))
+        if run_name == "first":
+            assert folder.read_checkpoint() is not None
+        else:
+            with pytest.raises(
+                ConfigError, match=r"ba9-rank0\.pt, is of run_name=first; put {run_name} into save_folder"
+            ):
+                folder.read_checkpoint()
+        del folder  # another may write there
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
@@ -90,6 +109,8 @@ def test_every_key_of_the_model_must_agree_that_means_something_to_the_weights(t
     load_path = saved(tmp_path / "a.pt", "one", small())
     before = getattr(small(), key)
     config: Any = small(**{key: not before if key == "causal" else before / 2 if before < 1 else 2 * before})
+    if key in FREE_WEIGHTS:
+        check(load_path, "one", config, load_weights_only=True)
     if key in FREE:
         check(load_path, "one", config)
     else:
@@ -112,7 +133,6 @@ def test_a_folder_that_can_be_made_is_made_as_far_as_its_name_is_known(tmp_path:
     check_save_folder(f"{tmp_path}/runs/of-{{run_name}}/more")
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
     assert list((tmp_path / "runs").iterdir()) == []
-    check_save_folder("s3://bucket/runs")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,3 +140,39 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(ConfigError, match="cannot be written; give another"):
         check_save_folder(str(tmp_path))
+
+
+def test_a_checkpoint_of_another_program_or_without_an_optimizer_is_named(tmp_path: Path) -> None:
+    load_path = saved(tmp_path / "a.pt", "one", small())
+    there = torch.load(load_path, weights_only=False)
+    del there["state"]["optimizers"]
+    torch.save(there, load_path)
+    check(load_path, "one", small(), load_weights_only=True)
+    with pytest.raises(ConfigError, match="its optimizer must go on as it is: there is none; give"):
+        check(load_path, "one", small())
+    del there["state"]["callbacks"]["RunIdentity"]
+    torch.save(there, load_path)
+    with pytest.raises(ConfigError, match=r"a\.pt: holds no RunIdentity, as those of train\.py do"):
+        check(load_path, "one", small(), load_weights_only=True)
+
+
+def test_the_settings_of_an_optimizer_that_goes_on_must_be_those_it_has(tmp_path: Path) -> None:
+    """Composer would load the old ones and not say so."""
+    load_path = saved(tmp_path / "a.pt", "one", small())
+    changed = OptimizerConfig(lr=1e-3, betas=(0.9, 0.95))
+    check(load_path, "one", small(), optimizer=changed, load_weights_only=True)
+    with pytest.raises(ConfigError, match=r"lr was 0.0008, is 0.001; give the same, or begin another") as caught:
+        check(load_path, "one", small(), optimizer=changed)
+    assert "optimizer.betas was [0.9, 0.98], is [0.9, 0.95]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("max_duration", "is_over"),
+    [("999tok", True), ("1000tok", True), ("1001tok", False), ("7ba", True), ("8ba", False)],
+)
+def test_a_checkpoint_tells_whether_a_training_is_over(max_duration: str, is_over: bool) -> None:
+    checkpoint = Checkpoint("a.pt", "first", "one", {"tok": 1000, "sp": 40, "ba": 7})
+    assert checkpoint.is_end_of(config_of(max_duration=max_duration)) is is_over
+    assert not checkpoint.is_end_of(config_of(max_duration=max_duration, load_weights_only=True))
+    owing = dataclasses.replace(checkpoint, owes_evaluation=True)
+    assert not owing.is_end_of(config_of(max_duration=max_duration))

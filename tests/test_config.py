@@ -55,7 +55,8 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("objective=clm", "objective=clm: must be mlm, causal or sft"),
         ("objective=causal", "model.causal=False: with objective=causal each token would see the one it is to predict"),
         ("objective=sft", "model.causal=False: with objective=sft each token would see the one it is to predict"),
-        ("load_path=a.pt", "load_path=a.pt: a run cannot be resumed yet; set load_weights_only=true"),
+        ("autoresume=true", "autoresume=true: needs run_name, by which the next start finds the checkpoints"),
+        ("save_num_checkpoints_to_keep=0", "save_num_checkpoints_to_keep=0: must be at least 1, or -1 for all"),
         ("load_weights_only=true", "load_weights_only=true: needs load_path"),
         (
             "train_loader.masking_cooldown_schedule_type=stair",
@@ -98,7 +99,7 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("train_loader.packing_strategy=ffd", "packing_strategy=ffd: must be subset_sum or best_fit"),
         ("train_loader.masking_cooldown_schedule_type=foo", "schedule_type=foo: must be linear or stair"),
         ("train_loader.packing_buffer_size=8", "packing_buffer_size=8: must exceed the 8 sequences"),
-        ("train_loader.packing_prefetch_factor=0", "packing_prefetch_factor=0: must be at least 1"),
+        ("train_loader.packing_prefetch_factor=-1", "packing_prefetch_factor=-1: must be at least 0"),
         ("mlm_probability=0", "mlm_probability=0.0: must lie above 0"),
         ("eval_loader.mlm_probability=1.5", "eval_loader.mlm_probability=1.5: "),
         ("model.vocab_size=600", "data.docs.vocab_size=8192: must be at least 512 and not exceed model.vocab_size=600"),
@@ -316,3 +317,19 @@ def test_the_precision_is_one_the_device_has() -> None:
     config.precision = "amp_bf16"
     with pytest.raises(ConfigError, match="precision=amp_bf16: on the cpu it must be fp32"):
         config.precision_on("cpu")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "resumes"),
+    [
+        ([], False),
+        (["run_name=a"], True),
+        (["run_name=a", "save_overwrite=true"], False),
+        (["run_name=a", "save_overwrite=true", "autoresume=true"], True),
+        (["run_name=a", "autoresume=false"], False),
+    ],
+)
+def test_a_run_with_a_name_goes_on_unless_it_is_to_write_over_itself(
+    empty: str, overrides: list[str], resumes: bool
+) -> None:
+    assert load(empty, [*SMALLEST, *overrides], 1).resumes is resumes

@@ -218,28 +218,29 @@ def test_a_cache_folder_that_cannot_be_is_an_os_error(few_files: Any, tmp_path: 
 
 @pytest.mark.slow
 def test_the_real_corpus_has_the_same_bytes_in_two_processes_one_of_them_killed_and_rerun(
-    tmp_path: Path,
+    cache: Path, tmp_path: Path
 ) -> None:
     script = "import sys, pathlib, composer_packing.data.corpus as c; c.open_or_build(pathlib.Path(sys.argv[1]), 4096)"
 
-    def start(folder: str) -> "subprocess.Popen[bytes]":
+    def start(folder: Path) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
-            [sys.executable, "-c", script, str(tmp_path / folder)],
+            [sys.executable, "-c", script, str(folder)],
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
 
-    one, killed = start("one"), start("other")
+    one, killed = start(cache), start(tmp_path)
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("other/*.building")) and time.monotonic() < deadline:
+    while not list(tmp_path.glob("*.building")) and time.monotonic() < deadline:
         time.sleep(0.05)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait(60)
-    assert not [path for path in (tmp_path / "other").iterdir() if path.is_dir() and path.suffix != ".building"]
-    other = start("other")
+    assert not [path for path in tmp_path.iterdir() if path.is_dir() and path.suffix != ".building"]
+    other = start(tmp_path)
     assert one.wait(300) == other.wait(300) == 0
 
-    folders = [next(path for path in (tmp_path / name).iterdir() if path.is_dir()) for name in ("one", "other")]
+    (built,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    folders = [cache / built.name, built]
     names = sorted(path.name for path in folders[0].iterdir())
     assert names == sorted(path.name for path in folders[1].iterdir())
     for name in names:

@@ -19,6 +19,7 @@ from composer_packing.data.tokenizer import Vocabulary
 from composer_packing.dataspec import eval_batches, packed_dataspec, train_batches
 from composer_packing.lockstep import Lockstep
 from composer_packing.model import ModernBertConfig
+from composer_packing.resuming import PackedDataset
 from tests.reference import masked_documents, originals
 
 VOCAB_SIZE = 64
@@ -128,13 +129,14 @@ def test_evaluation_masks_follow_neither_the_seed_of_the_run_nor_the_shape_of_it
     assert all(one == masked[0] for one in masked)
 
 
-def trainer_of(config: TrainConfig, batches: Lockstep, model: PackedLanguageModel, **more: Any) -> Trainer:
-    settings = {"accumulate_train_batch_on_tokens": True} | more
+def trainer_of(
+    config: TrainConfig, batches: Lockstep | PackedDataset, model: PackedLanguageModel, **more: Any
+) -> Trainer:
+    settings = {"accumulate_train_batch_on_tokens": True, "max_duration": config.max_duration} | more
     return Trainer(
         model=model,
         train_dataloader=packed_dataspec(batches),
         optimizers=torch.optim.SGD(model.parameters(), lr=1.0),
-        max_duration=config.max_duration,
         device_train_microbatch_size=1,
         device="cpu",
         progress_bar=False,

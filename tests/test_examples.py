@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,30 +90,43 @@ def check_that_it_learned(shown: str) -> None:
     assert 98 < efficiency <= 100
 
 
-@pytest.mark.slow
-def test_the_plain_loop_runs_where_composer_is_not_installed() -> None:
-    shown, errors = child(RUN, str(EXAMPLES / "plain_pytorch.py"), *COMPOSERS, *HUGGING_FACES)
-    check_that_it_learned(shown)
-    assert errors == ""
-
-
-@pytest.mark.slow
-def test_hugging_faces_trainer_runs_where_composer_is_not_installed() -> None:
-    shown, errors = child(RUN, str(EXAMPLES / "hf_trainer.py"), *COMPOSERS)
-    check_that_it_learned(shown)
-    assert "composer_packing" not in errors
-
-
-@pytest.mark.slow
-def test_fine_tuning_learns_what_the_assistant_says(tmp_path: Path) -> None:
-    chats = tmp_path / "chats.jsonl"
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    """Output and errors of each example."""
+    chats = tmp_path_factory.mktemp("chats") / "chats.jsonl"
     with chats.open("w") as file:
         for number in range(300):
             asked, told = f"What comes behind {number}?", f"Behind {number} comes {number + 1}."
             chat = [{"role": "user", "content": asked}, {"role": "assistant", "content": told}]
             example = {"messages": chat} if number % 2 else {"prompt": f"{asked}\n", "response": told}
             file.write(json.dumps(example) + "\n")
-    shown, _ = child(RUN, str(EXAMPLES / "fine_tune.py"), str(chats))
+    more = {
+        "fine_tune": (str(chats),),
+        "hf_trainer": COMPOSERS,
+        "plain_pytorch": (*COMPOSERS, *HUGGING_FACES),
+    }
+    with ThreadPoolExecutor(2) as pool:
+        ended = pool.map(lambda name: child(RUN, str(EXAMPLES / f"{name}.py"), *more[name]), more)
+        return dict(zip(more, ended, strict=True))
+
+
+@pytest.mark.slow
+def test_the_plain_loop_runs_where_composer_is_not_installed(told: dict[str, tuple[str, str]]) -> None:
+    shown, errors = told["plain_pytorch"]
+    check_that_it_learned(shown)
+    assert errors == ""
+
+
+@pytest.mark.slow
+def test_hugging_faces_trainer_runs_where_composer_is_not_installed(told: dict[str, tuple[str, str]]) -> None:
+    shown, errors = told["hf_trainer"]
+    check_that_it_learned(shown)
+    assert "composer_packing" not in errors
+
+
+@pytest.mark.slow
+def test_fine_tuning_learns_what_the_assistant_says(told: dict[str, tuple[str, str]]) -> None:
+    shown, _ = told["fine_tune"]
     losses = [float(loss) for loss in re.findall(r"step \d+: loss (\S+)", shown)]
     assert len(losses) == 6
     assert losses[-1] < losses[0] / 2

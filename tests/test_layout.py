@@ -26,9 +26,13 @@ ORDER = [
     "schedules",
     "batch",
     "source_batch",
+    "state",
     "moving",
+    "token_account",
     "waiting",
     "row_writer",
+    "packer_state",
+    "epoch_report",
     "sequence_packer",
     "best_fit_packer",
     "subset_sum_packer",
@@ -68,14 +72,19 @@ ORDER = [
     "data.sampler",
     "data.stream_sampler",
     "data.sources",
+    "leaving",
     "data.loader",
+    "redealing",
+    "resuming",
     "dataspec",
     "callbacks",
     "optim",
     "composer_model",
     "checkpoints",
+    "stopping",
+    "object_store",
+    "run_folder",
     "report",
-    "leaving",
 ]
 
 ONLY = {
@@ -92,7 +101,12 @@ ONLY = {
     "next_tokens": {"numpy"},
     "times": set(),
     "schedules": set(),
-    "waiting": {"numpy"},
+    "waiting": {"numpy", "torch"},
+    "state": set(),
+    "token_account": set(),
+    "packer_state": {"numpy"},
+    "epoch_report": set(),
+    "redealing": {"numpy", "torch"},
     "sft": {"numpy"},
     "data.sft_examples": {"numpy"},
     "buffered": set(),
@@ -110,7 +124,17 @@ ONLY = {
 }
 """Modules that may import these packages besides the standard library and this one."""
 
-COMPOSER_GLUE = {"dataspec", "callbacks", "checkpoints", "optim", "composer_model"}
+COMPOSER_GLUE = {
+    "dataspec",
+    "callbacks",
+    "checkpoints",
+    "optim",
+    "composer_model",
+    "resuming",
+    "object_store",
+    "run_folder",
+    "stopping",
+}
 
 
 def name_of(path: Path) -> str:

@@ -37,6 +37,29 @@ leave(2)
     assert ended(script) == (2, "handlers ran\n", "")
 
 
+def test_a_rank_ends_at_once_where_its_launcher_has_ended_while_it_imported() -> None:
+    script = """
+import os
+from composer_packing.leaving import run
+run(lambda arguments: print('trained') or 0, [], launcher=os.getppid() {})
+"""
+    assert ended(script.format("+ 1")) == (-15, "", "")
+    assert ended(script.format("")) == (0, "trained\n", "")
+
+
+def test_a_process_of_a_pool_that_nobody_has_shut_down_is_not_waited_for() -> None:
+    """Composer leaves its own so where an upload has failed."""
+    script = """
+import multiprocessing, os
+from concurrent.futures import ProcessPoolExecutor
+from composer_packing.leaving import leave
+pool = ProcessPoolExecutor(1, multiprocessing.get_context('spawn'))
+pool.submit(os.getpid).result()
+leave(3)
+"""
+    assert ended(script) == (3, "", "")
+
+
 @pytest.mark.parametrize(
     ("body", "code", "shown"),
     [

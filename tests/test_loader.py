@@ -23,9 +23,6 @@ from tests.test_dataspec import VOCABULARY, config_of, documents_of, read_as
 def nothing_is_left(no_thread_is_left: None) -> Iterator[None]:
     yield
     gc.collect()
-    for thread in threading.enumerate():
-        if thread.name == "QueueFeederThread":  # multiprocessing's own, which has been told to end
-            thread.join(60)
     for child in multiprocessing.active_children():  # have been told to end, too
         child.join(60)
     assert multiprocessing.active_children() == []

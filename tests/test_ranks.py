@@ -1,14 +1,13 @@
-"""What 1, 2 and 4 ranks do, through the launcher: beside each other, and beside one padded batch."""
+"""What 1, 2 and 4 ranks do: beside each other, and beside one padded batch."""
 
-import json
+import sys
 from collections import Counter
 from functools import cache
 from typing import Any
 
 import pytest
 
-from tests.reference import RESULT
-from tests.test_train import COMPOSER, run
+from tests.test_train import result_of
 
 pytestmark = pytest.mark.slow
 
@@ -16,17 +15,14 @@ WORLD_SIZES = [1, 2, 4]
 
 
 @cache
-def told_by(world_size: int, program: str, *arguments: str) -> Any:
-    """What a program prints on the first rank, as JSON."""
-    done = run(COMPOSER, "-n", str(world_size), "-m", f"tests.{program}", *arguments)
-    assert done.code == 0, done.out + done.err
-    (line,) = (line for line in done.out.splitlines() if line.startswith(RESULT))
-    return json.loads(line.removeprefix(RESULT))
+def told_by(program: str) -> Any:
+    """What a program prints, as JSON."""
+    return result_of(sys.executable, "-m", f"tests.{program}")
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_gradient_and_loss_are_those_of_one_padded_batch_however_it_is_split(world_size: int) -> None:
-    found = told_by(world_size, "ranks_training")
+    found = told_by("ranks_training")[str(world_size)]
     assert len(found["gradient"]) == 12, "two sets of documents, two ways to share them, three lengths of rows"
     assert max(found["gradient"].values()) < 1e-5
     assert max(found["loss"].values()) < 1e-5
@@ -35,7 +31,7 @@ def test_gradient_and_loss_are_those_of_one_padded_batch_however_it_is_split(wor
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_gradient_and_loss_of_fine_tuning_are_those_of_the_examples_on_their_own(world_size: int) -> None:
-    found = told_by(world_size, "ranks_training")["fine-tuning"]
+    found = told_by("ranks_training")[str(world_size)]["fine-tuning"]
     assert len(found) == 6, "two ways to share the examples, three lengths of rows"
     for gradient, loss in found.values():
         assert gradient < 1e-5
@@ -44,12 +40,12 @@ def test_gradient_and_loss_of_fine_tuning_are_those_of_the_examples_on_their_own
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_a_step_in_which_no_rank_has_a_target_has_no_loss_and_no_gradient(world_size: int) -> None:
-    assert told_by(world_size, "ranks_training")["without any target"] == [0.0, 0.0]
+    assert told_by("ranks_training")[str(world_size)]["without any target"] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_composers_clock_counts_real_tokens_and_documents_over_all_ranks(world_size: int) -> None:
-    ranks = told_by(world_size, "ranks_training")["clock"]
+    ranks = told_by("ranks_training")[str(world_size)]["clock"]
     for rank in ranks:
         assert rank["token"] == sum(batch["tokens"] for each in ranks for batch in each["fed"])
         assert rank["sample"] == sum(batch["documents"] for each in ranks for batch in each["fed"])
@@ -58,7 +54,7 @@ def test_composers_clock_counts_real_tokens_and_documents_over_all_ranks(world_s
 
 def test_schedules_take_the_same_global_tokens_and_documents_on_any_number_of_ranks() -> None:
     for world_size in WORLD_SIZES:
-        for rank in told_by(world_size, "ranks_training")["clock"]:
+        for rank in told_by("ranks_training")[str(world_size)]["clock"]:
             fed = rank["fed"]
             most = 16 // world_size
             rows = [batch["rows"] for batch in fed]
@@ -86,7 +82,7 @@ def test_schedules_take_the_same_global_tokens_and_documents_on_any_number_of_ra
 
 
 def test_evaluation_does_not_depend_on_the_rows_nor_on_the_number_of_ranks() -> None:
-    figures = [figure for size in WORLD_SIZES for figure in told_by(size, "ranks_training")["evaluation"].values()]
+    figures = [figure for size in WORLD_SIZES for figure in told_by("ranks_training")[str(size)]["evaluation"].values()]
     assert len(figures) == 9
     for loss, accuracy, documents in figures:
         assert loss == pytest.approx(figures[0][0], rel=1e-5)
@@ -97,7 +93,7 @@ def test_evaluation_does_not_depend_on_the_rows_nor_on_the_number_of_ranks() -> 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("count", [101, 3])
 def test_ranks_share_the_documents_of_an_epoch_and_end_it_after_the_same_batch(world_size: int, count: int) -> None:
-    ranks = told_by(world_size, "ranks_reading", "101", "3")[str(count)]
+    ranks = told_by("ranks_reading")[str(world_size)][str(count)]
     assert all(rank["batches"] == ranks[0]["batches"] for rank in ranks)
     assert min(ranks[0]["batches"]) > 0
     seen = Counter(document for rank in ranks for epoch in rank["train"] for document, *_ in epoch)
@@ -112,7 +108,7 @@ def test_ranks_share_the_documents_of_an_epoch_and_end_it_after_the_same_batch(w
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_every_document_is_evaluated_once_and_ranks_have_as_many_batches(world_size: int) -> None:
-    for count, ranks in told_by(world_size, "ranks_reading", "101", "3").items():
+    for count, ranks in told_by("ranks_reading")[str(world_size)].items():
         assert sorted(document for rank in ranks for document, *_ in rank["eval"]) == list(range(int(count)))
         assert len({rank["eval_batches"] for rank in ranks}) == 1
 
@@ -122,7 +118,7 @@ def test_masks_of_a_document_in_an_epoch_are_the_same_on_any_number_of_ranks() -
     evaluations: dict[int, set[str]] = {}
     long, times = set(), 0
     for world_size in WORLD_SIZES:
-        for rank in told_by(world_size, "ranks_reading", "101", "3")["101"]:
+        for rank in told_by("ranks_reading")[str(world_size)]["101"]:
             for document, seen, labels in (each for epoch in rank["train"] for each in epoch):
                 epochs.setdefault(document, set()).add(str((seen, labels)))
                 times += 1
@@ -137,7 +133,7 @@ def test_masks_of_a_document_in_an_epoch_are_the_same_on_any_number_of_ranks() -
 
 
 def test_ranks_of_different_lengths_hand_over_the_same_number_of_batches_and_lose_none() -> None:
-    ranks = told_by(2, "ranks_lockstep")
+    ranks = told_by("ranks_lockstep")
     for rank in ranks:
         assert rank["ten against eleven"] == [list(range(at, at + 10)) for at in (0, 10, 20)]
         assert rank["one against thirty"] == [[0], [1], [2]]

@@ -59,9 +59,14 @@ def test_the_start_says_what_is_predicted_and_what_became_of_long_examples() -> 
     ).splitlines()
     assert lines[2:5] == [
         "objective  sft, the next token where it is of a response",
-        "weights    of runs/a.pt",
+        "weights    of runs/a.pt; data, clock and optimizer start anew",
         "data       2 of 3 examples, 32 tokens; 2 longer than 16 cut, 1 dropped as nothing of their response was left",
     ]
+    config.load_weights_only = False
+    lines = start_lines(
+        config, source_of(documents), ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1, first_batch=1200
+    ).splitlines()
+    assert lines[3] == "resumed    behind batch 1,200, from runs/a.pt"
     config = config_of(objective="causal", model=model)
     lines = start_lines(
         config, source_of(documents_of(60)), ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1
@@ -102,7 +107,7 @@ SUMMARY = RunSummary(
 
 
 def test_the_end_says_what_was_trained_on_and_how() -> None:
-    assert end_lines(SUMMARY, 8.3456, 4.2222, ["runs/a/ep0.pt", "runs/a/ep1.pt"]).splitlines() == [
+    assert end_lines(SUMMARY, 8.3456, 4.2222, "runs/a/ep1.pt").splitlines() == [
         "trained on           1,234 documents and pieces, 56,789 tokens, 12 batches",
         "packing efficiency   0.9999 of the slots held a token",
         "order of the data    documents moved 14 places on average and waited 2 batches at most",
@@ -116,5 +121,5 @@ def test_the_end_says_what_was_trained_on_and_how() -> None:
 def test_the_readme_shows_a_run_as_it_prints_now() -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     shown = next(block for block in readme.split("```")[1::2] if block.startswith("\ndevice"))
-    last_lines = shown.strip().splitlines()[-len(end_lines(SUMMARY, 1, 1, []).splitlines()) :]
-    assert [line[:21] for line in last_lines] == [line[:21] for line in end_lines(SUMMARY, 1, 1, []).splitlines()]
+    last_lines = shown.strip().splitlines()[-len(end_lines(SUMMARY, 1, 1, None).splitlines()) :]
+    assert [line[:21] for line in last_lines] == [line[:21] for line in end_lines(SUMMARY, 1, 1, None).splitlines()]

@@ -13,7 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 from composer_packing import GreedyBestFitSequencePacker, SequencePacker, SubsetSumSequencePacker, flat_source_batch
 from composer_packing.batch import check
 from composer_packing.policies import OverLong, Tail
-from composer_packing.waiting import TokenAccount
+from composer_packing.token_account import TokenAccount
 from tests import reference
 from tests.test_waiting import contents
 

@@ -2,14 +2,11 @@ import dataclasses
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import numpy as np
 import pytest
-from moto.server import ThreadedMotoServer
 from transformers import PreTrainedTokenizerFast
 
 from composer_packing.config import ConfigError, EvalLoaderConfig
@@ -17,8 +14,8 @@ from composer_packing.config_data import DataConfig, MdsConfig, RecordsConfig, S
 from composer_packing.data.sources import open_source
 from composer_packing.data.tokenizer import train_tokenizer
 from composer_packing.dataspec import document_loader, eval_batches, train_batches
-from tests.reference import RESULT, originals
-from tests.test_train import COMPOSER, run
+from tests.reference import originals
+from tests.test_train import COMPOSER, result_of
 from tests.written_sources import (
     HELD_OUT,
     TEXTS,
@@ -80,30 +77,20 @@ def test_packed_batches_hold_the_documents_of_their_split(written: Path, name: s
     assert sorted(by_ids[tuple(ids)] for ids in held_out) == sorted(HELD_OUT)
 
 
-@pytest.fixture(scope="module")
-def bucket(written: Path) -> Iterator[str]:
-    """An object store on the loopback that holds the two compressed streams; the environment leads to it."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    with pytest.MonkeyPatch.context() as patch:
-        host, port = server.get_host_and_port()
-        patch.setenv("S3_ENDPOINT_URL", f"http://{host}:{port}")
-        for name, value in (("ACCESS_KEY_ID", "x"), ("SECRET_ACCESS_KEY", "x"), ("DEFAULT_REGION", "us-east-1")):
-            patch.setenv(f"AWS_{name}", value)
-        client = boto3.client("s3", endpoint_url=f"http://{host}:{port}")
-        client.create_bucket(Bucket="texts")
-        for path in [*(written / "first").rglob("*.*"), *(written / "second").rglob("*.*")]:
-            client.upload_file(str(path), "texts", f"data/{path.relative_to(written)}")
-        yield "s3://texts/data"
-    server.stop()
+@pytest.fixture
+def streams_in_store(written: Path, object_store: Any) -> str:
+    """Address of the two compressed streams."""
+    object_store.create_bucket(Bucket="texts")
+    for path in [*(written / "first").rglob("*.*"), *(written / "second").rglob("*.*")]:
+        object_store.upload_file(str(path), "texts", f"data/{path.relative_to(written)}")
+    return "s3://texts/data"
 
 
 @pytest.mark.slow
-def test_two_ranks_train_on_every_source_and_read_each_document_once_an_epoch(written: Path, bucket: str) -> None:
-    done = run(COMPOSER, "-n", "2", "-m", "tests.ranks_sources", str(written), bucket)
-    assert done.code == 0, done.out + done.err
-    (line,) = (line for line in done.out.splitlines() if line.startswith(RESULT))
-    found = json.loads(line.removeprefix(RESULT))
+def test_two_ranks_train_on_every_source_and_read_each_document_once_an_epoch(
+    written: Path, streams_in_store: str
+) -> None:
+    found = result_of(COMPOSER, "-n", "2", "-m", "tests.ranks_sources", str(written), streams_in_store)
     assert set(found) == {*NAMES, "s3"}
     for name, (one, two) in found.items():
         for epoch, (first, second) in enumerate(zip(one["read"], two["read"], strict=True)):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from streaming import Stream
 from streaming.base.storage.download import LocalDownloader
 from streaming.base.util import merge_index
@@ -20,6 +21,7 @@ from streaming.base.util import merge_index
 from composer_packing.config import ConfigError
 from composer_packing.config_data import DataConfig, StreamConfig, StreamingConfig
 from composer_packing.data.loader import DocumentLoader
+from composer_packing.data.sampler import ALL, Deal
 from composer_packing.data.sources import open_source
 from composer_packing.data.stream_sampler import StreamSampler, WantedBatches
 from composer_packing.data.streamed import StreamedDocuments, Wanted
@@ -97,6 +99,32 @@ def test_an_epoch_has_of_each_stream_what_is_asked_for(
     assert (sum(a), sum(b), sum(c)) == (37, int(60 * repeat), 7)
     assert max(a) == max(c) == 1
     assert max(b) - min(b) <= 1
+
+
+@pytest.mark.parametrize(("before", "after"), [((2, 2), (4, 2)), ((4, 2), (1, 1)), ((4, 2), (4, 4)), ((1, 1), (6, 3))])
+def test_what_is_left_of_an_epoch_comes_once_on_other_ranks_and_nodes(
+    remote: Path, tmp_path: Path, tokenizer: TextTokenizer, before: tuple[int, int], after: tuple[int, int]
+) -> None:
+    """Ranks and ranks of a node, before and after; each has read another number of documents."""
+    documents = opened(remote, tmp_path, tokenizer, a=StreamConfig(choose=70), b=StreamConfig())
+
+    def dealt(ranks: int, ranks_per_node: int, deals: dict[int, list[Deal]], epoch: int) -> list[NDArray[np.int64]]:
+        samplers = [StreamSampler(documents, ranks, rank, ranks_per_node, seed=3) for rank in range(ranks)]
+        for sampler in samplers:
+            sampler.deals = deals
+            sampler.set_epoch(epoch)
+        return [sampler.numbers() for sampler in samplers]
+
+    for epoch in range(2):
+        first = dealt(*before, {}, epoch)
+        read = [7 * rank % 11 for rank in range(before[0])]
+        deals = {epoch: [Deal(before[1], tuple(read))]}
+        second = dealt(*after, deals, epoch)
+        given = [share[:count] for share, count in zip(first, read, strict=True)]
+        assert Counter(np.concatenate([*given, *second]).tolist()) == Counter(np.concatenate(first).tolist())
+        deals[epoch].append(Deal(after[1], (ALL, *[0] * (after[0] - 1))))
+        third = dealt(*before, deals, epoch)
+        assert Counter(np.concatenate([*given, second[0], *third]).tolist()) == Counter(np.concatenate(first).tolist())
 
 
 def test_proportions_are_shares_of_an_epoch_as_long_as_all_streams(

@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader
 
 from composer_packing import FlatSourceBatch, flat_source_batch
 from composer_packing.policies import OverLong
-from composer_packing.waiting import TokenAccount, WaitingBuffer
+from composer_packing.token_account import TokenAccount
+from composer_packing.waiting import WaitingBuffer
 
 
 def contents(buffer: WaitingBuffer) -> list[list[int]]:

@@ -33,8 +33,7 @@ VOCAB_SIZE = 320
 
 def write_all(folder: Path) -> None:
     """Every form, the splits beside each other."""
-    tokenizer = TextTokenizer(fast_tokenizer(train_tokenizer(TEXTS, VOCAB_SIZE)))
-    tokenizer.save(folder / "tokenizer")
+    tokenizer = write_tokenizer(folder / "tokenizer")
     for split, texts in SPLITS.items():
         (folder / "text" / split).mkdir(parents=True)
         for number, text in enumerate(texts):
@@ -54,6 +53,12 @@ def write_all(folder: Path) -> None:
         half = [{"input_ids": one} for one in ids]
         for name, part in (("first", half[::2]), ("second", half[1::2])):
             write_mds(folder / name / split, {"input_ids": "ndarray:uint16"}, part, compression="zstd")
+
+
+def write_tokenizer(folder: Path) -> TextTokenizer:
+    tokenizer = TextTokenizer(fast_tokenizer(train_tokenizer(TEXTS, VOCAB_SIZE)))
+    tokenizer.save(folder)
+    return tokenizer
 
 
 def write_mds(folder: Path, columns: dict[str, str], samples: Sequence[dict[str, Any]], **more: Any) -> None:
