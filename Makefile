@@ -25,7 +25,7 @@ check: $(VENV)/installed-test
 	$(BIN)/mypy
 
 benchmark: $(VENV)/installed-test
-	for script in packing order interference memory start waiting_for_items pack_sequences data; do \
+	for script in packing order interference memory start waiting_for_items pack_sequences data resume; do \
 	  $(BIN)/python benchmarks/$$script.py || exit 1; \
 	done
 

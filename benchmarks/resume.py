@@ -1,0 +1,112 @@
+"""Seconds until a run that goes on has its next batch, by how many it had before: from a state, and by replaying.
+
+Batches are those of `yamls/pretrain.yaml` on one rank, by `train_batches`, as `train.py` takes them: 16 rows of 512
+slots, the thread included. Documents are docstrings of installed packages, in MDS shards of ids, and of texts that are
+tokenized while they are read; both are read many times over. The lines, measured in turns and given as medians:
+
+- state: the loader and the packer are made, given the state, and asked for the next batch.
+- replay: they are made, and asked for all batches before the next one, as trainers do that have no state.
+
+The next batch is the same in both, which the script checks. The state's size is that of the file; `state_dict` is what
+a checkpoint waits for. It is part of `make benchmark`.
+"""
+
+import dataclasses
+import io
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from data import write
+
+from composer_packing.batch import Batch
+from composer_packing.config import TrainConfig
+from composer_packing.config_file import load
+from composer_packing.data.mds_documents import MdsDocuments
+from composer_packing.data.tokenizer import TextTokenizer
+from composer_packing.dataspec import train_batches
+from composer_packing.lockstep import Lockstep
+
+ROUNDS = 3
+BEFORE = {"ids": (10, 100, 1_000, 10_000), "texts": (10, 100, 1_000, 10_000)}
+"""Batches that a run had before it stopped."""
+
+ONCE = 5.0
+"""Seconds from which on one round must do."""
+
+
+def following(batches: Lockstep, count: int) -> Batch:
+    """The batch behind as many others, over all epochs."""
+    while True:
+        for batch in batches:
+            if count == 0:
+                return batch
+            count -= 1
+
+
+def timed(make: Callable[[], Lockstep], state: Any, count: int) -> tuple[float, Batch]:
+    started = time.perf_counter()
+    batches = make()
+    if state is not None:
+        batches.load_state_dict(state)
+    batch = following(batches, count)
+    took = time.perf_counter() - started
+    batches.close()
+    return took, batch
+
+
+def median_of(make: Callable[[], Lockstep], state: Any, count: int) -> tuple[float, Batch]:
+    took, batch = timed(make, state, count)
+    times = [took]
+    while took < ONCE and len(times) < ROUNDS:
+        took, batch = timed(make, state, count)
+        times.append(took)
+    return statistics.median(times), batch
+
+
+def rows(kind: str, config: TrainConfig, folder: Path, tokenizer: TextTokenizer) -> None:
+    documents = MdsDocuments(folder, tokenizer)
+
+    def make() -> Lockstep:
+        return train_batches(documents, config, tokenizer.vocabulary)
+
+    state, had = None, 0
+    for before in BEFORE[kind]:
+        batches = make()
+        if state is not None:
+            batches.load_state_dict(state)
+        following(batches, before - had - 1)
+        started = time.perf_counter()
+        state, had = batches.state_dict(), before
+        saving = time.perf_counter() - started
+        batches.close()
+        file = io.BytesIO()
+        torch.save(state, file)
+        by_state, batch = median_of(make, state, 0)
+        by_replay, same = median_of(make, None, before)
+        assert torch.equal(batch["input_ids"], same["input_ids"])
+        print(
+            f"{kind:6}{before:8,}{by_state:12.3f}{by_replay:12.3f}{by_replay / by_state:10.1f}"
+            f"{len(file.getvalue()) / 1e3:12.0f}{1e3 * saving:12.2f}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Print a table."""
+    pretrain = Path(__file__).parent.parent / "yamls" / "pretrain.yaml"
+    config = load(str(pretrain), ["train_loader.num_workers=0"], 1)
+    with tempfile.TemporaryDirectory() as folder:
+        _, tokenizer = write(Path(folder))
+        config = dataclasses.replace(config, max_duration="1000000ba")
+        print("source  before     state s    replay s    ratio    state kB  state_dict ms")
+        for kind in BEFORE:
+            rows(kind, config, Path(folder) / kind, tokenizer)
+
+
+if __name__ == "__main__":
+    main()
