@@ -516,6 +516,31 @@ def test_runs_that_end_in_the_middle_leave_no_process_and_nothing_that_looks_fin
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
+def test_a_signal_in_the_middle_of_starting_a_worker_ends_the_run_like_any_other(number: int, code: int) -> None:
+    script = """
+        import os, signal, sys, time
+        from multiprocessing import forkserver
+        from composer_packing.data.preparing.in_order import in_order
+
+        def interrupted(descriptor):
+            started.append(read_signed(descriptor))  # the worker is there, and its pool does not know of it
+            if len(started) == 2:
+                os.kill(os.getpid(), int(sys.argv[1]))
+            return started[-1]
+
+        started, read_signed, forkserver.read_signed = [], forkserver.read_signed, interrupted
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        for _ in in_order(time.sleep, [2.0, 0.0, 0.0, 0.0], 2, "composer_packing.data.preparing.in_order"):
+            print("a result")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_size_of_files_or_lines(tmp_path: Path) -> None:
     script = """
         import resource, sys, pathlib

@@ -1,11 +1,12 @@
 """A function applied to many items in several processes, with the results in order and a bound on what is under way."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
@@ -48,7 +49,8 @@ def in_order(
     under_way: deque[Future[Result]] = deque()
     try:
         for item in items:
-            under_way.append(pool.submit(_apply, item))
+            with _interrupts_held():
+                under_way.append(pool.submit(_apply, item))
             if len(under_way) == UNDER_WAY * processes:
                 yield under_way.popleft().result()
         while under_way:
@@ -59,6 +61,28 @@ def in_order(
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Handle SIGINT and SIGTERM at the end only.
+
+    What their handlers raise in the middle of starting a worker would leave one that its pool does not know of. That
+    one might take the note by which the pool tells another to end, and the pool would wait for the other for ever.
+    """
+    handlers, came = {}, list[int]()
+    if threading.current_thread() is threading.main_thread():  # in which handlers run, and which alone may set them
+        found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    try:
+        for number in handlers:
+            signal.signal(number, lambda number, frame: came.append(number))
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for held in came:
+            signal.raise_signal(held)
 
 
 def _start_worker(function: Callable[[Any], Any]) -> None:
