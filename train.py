@@ -16,7 +16,7 @@ from composer import Evaluator, Trainer
 from composer.optim import DecoupledAdamW
 from composer.utils import dist, get_device, reproducibility
 
-from composer_packing.callbacks import IntervalConsoleLogger, PackingMonitor, eval_loss, evaluate, say
+from composer_packing.callbacks import IntervalConsoleLogger, PackingMonitor, eval_loss, evaluate, evaluation_times, say
 from composer_packing.checkpoints import RunIdentity
 from composer_packing.composer_model import PackedLanguageModel
 from composer_packing.config import ConfigError, TrainConfig
@@ -59,7 +59,7 @@ def train(config: TrainConfig) -> int:
     folder = RunFolder(config)
     config, checkpoint = folder.config, folder.read_checkpoint()
     if checkpoint is not None and checkpoint.is_end_of(config):
-        say(finished_line(config))
+        say(finished_line(config, folder.goes_on))
         return 0
 
     data = open_source(config)
@@ -79,7 +79,7 @@ def train(config: TrainConfig) -> int:
         optimizers=DecoupledAdamW(parameter_groups(model, config.optimizer.weight_decay), **vars(config.optimizer)),
         schedulers=WarmupStableDecayScheduler(**vars(config.scheduler)),
         max_duration=config.max_duration,
-        eval_interval=config.eval_interval or config.max_duration,
+        eval_interval=evaluation_times(config.eval_interval or config.max_duration),
         accumulate_train_batch_on_tokens=True,
         device_train_microbatch_size=1,  # a row is a microbatch
         device=device,
@@ -96,13 +96,13 @@ def train(config: TrainConfig) -> int:
         say(start_lines(config, data, model, device.name, precision, dist.get_world_size(), clock.batch.value))
         before = evaluate(trainer) if clock.batch.value == 0 or stopping.owes_evaluation else None
         if clock >= config.max_duration:  # the evaluation was left to do
-            say(finished_line(config, before))
+            say(finished_line(config, folder.goes_on, before))
             return 0
         with contextlib.suppress(Stopped), folder.errors_in_a_line():
             trainer.fit()
     finally:
-        batches.close()
         trainer.engine.close()  # not trainer.close(), which waits for the other ranks even when this one has failed
+        batches.close(timeout=5.0)  # seconds; a source that is stuck must not keep this rank, for which others wait
     clock, last = trainer.state.timestamp, folder.last_written(trainer.saved_checkpoints, trainer.state.run_name)
     if clock < config.max_duration or held_out.was_broken_off:
         say(stopped_line(config, clock.batch.value, last))

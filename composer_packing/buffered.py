@@ -64,11 +64,14 @@ class BufferedIterable(Generic[Item]):
         thread.start()
         return iterator
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         """End the live iterator, if there is one, and wait for its thread.
 
         The thread ends once the item it is making is made; a source that blocks for ever blocks here too, and
         one that calls this itself gets a RuntimeError.
+
+        Args:
+            timeout: seconds to wait at most; None for as long as it takes.
         """
         self._latest += 1
         live = self._live
@@ -77,8 +80,8 @@ class BufferedIterable(Generic[Item]):
             if thread is threading.current_thread():
                 raise RuntimeError("a source cannot close or iterate over the BufferedIterable that it feeds")
             queue.close()
-            _join(thread)
-            if self._live is live:  # meanwhile another thread may have started anew
+            _join(thread, timeout)
+            if self._live is live and not thread.is_alive():  # meanwhile another thread may have started anew
                 self._live = None
 
     def snapshot(self) -> Snapshot | None:

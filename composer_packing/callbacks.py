@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,6 +165,17 @@ class IntervalConsoleLogger(LoggerDestination):
         """Print behind the first batch, where the interval is over, and whenever Composer's does otherwise."""
         if event is not Event.BATCH_END or self._console.last_logged_batch == 0 or self._is_due(state, event):
             self._console.run_event(event, state, logger)
+
+
+def evaluation_times(interval: str) -> Callable[[State, Event], bool]:
+    """When to evaluate: at an interval, and behind the last batch.
+
+    Composer itself would do the last behind the last checkpoint, which could not tell then that it was broken off.
+    """
+    times: Callable[[State, Event], bool] = create_interval_scheduler(
+        interval, checkpoint_events=False, final_events={Event.BATCH_END}
+    )
+    return times
 
 
 def evaluate(trainer: Trainer) -> float:

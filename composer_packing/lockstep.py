@@ -83,11 +83,11 @@ class Lockstep(Iterable[Batch]):
         """Time this rank has waited for a packed batch."""
         return self._ahead.wait_seconds
 
-    def close(self) -> None:
-        """End the thread, for good."""
+    def close(self, timeout: float | None = None) -> None:
+        """End the thread, for good, and wait for that, up to a number of seconds or as long as it takes."""
         self._held = None
         self._stream = iter(())
-        self._ahead.close()
+        self._ahead.close(timeout)
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's place, behind the batch that was handed over last; TypeError where the source has no state."""

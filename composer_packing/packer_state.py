@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from torch.utils.data.distributed import DistributedSampler
 
 from composer_packing.schedules import PackingSchedules
 from composer_packing.state import Snapshot, Stateful, differences
@@ -24,6 +25,10 @@ buffer, and schedules, which are counted per rank, are not among them: they foll
 """
 
 
+STREAMING_PLACE = "sample_in_epoch"
+"""What says that a place is a `StreamingDataset`'s."""
+
+
 def lasting_settings(packer: Any) -> dict[str, Any]:
     """The settings of a packer that go into its state, as plain values."""
     values = {name: getattr(packer, name) for name in (*LASTING, "objective")}
@@ -39,6 +44,13 @@ def check_state(state: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         raise ValueError(f"the state of a packer is of version {state.get('version')}; this packer reads {VERSION}")
     if found := differences(state["settings"], settings):
         raise ValueError(f"the state is of a packer with other settings: {'; '.join(found)}")
+
+
+def tell_epoch(source: object, epoch: int) -> None:
+    """Tell the sampler of a source the epoch, if it is one that wants to know."""
+    sampler = getattr(source, "sampler", None)
+    if isinstance(sampler, DistributedSampler):
+        sampler.set_epoch(epoch)
 
 
 def snapshot_of_packer(
@@ -82,16 +94,18 @@ def load_packer(
         ValueError: the state is of a packer with other settings, or of another version.
     """
     check_state(state, lasting_settings(packer))
+    source, place = packer.src_iterable, state["source"]
+    if isinstance(place, Mapping) and STREAMING_PLACE in place:
+        raise ValueError("a StreamingDataLoader does not count documents, so that its place is not where it stopped")
     for name in COUNTS:
         setattr(packer, name, state[name])
     schedules.local = dict(state["local"])
     rng.bit_generator.state = state["rng"]
     waiting.load_state_dict(state["waiting"])
-    source = packer.src_iterable
-    if isinstance(source, Stateful):
-        if state["source"] is None:
-            raise ValueError("the state is of a source that knew no place of its own, and this one does")
-        source.load_state_dict(state["source"])
-    elif packer.source_batches:
-        log.warning("the source has no load_state_dict: %d source batches are read again", packer.source_batches)
-    return isinstance(source, Stateful)
+    if isinstance(source, Stateful) and place is not None:
+        tell_epoch(source, max(packer.epoch, 0))  # at once: asked for its state, it may begin to read
+        source.load_state_dict(place)
+        return True
+    if packer.source_batches and not packer.source_ended:
+        log.warning("the source knows no place of its own: %d source batches are read again", packer.source_batches)
+    return False

@@ -13,12 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from composer_packing.data.sampler import ALL
+from composer_packing.token_account import TokenAccount
 from composer_packing.waiting import as_bytes, tokens_in
 
 State = Mapping[str, Any]
-
-PLACES = ("waiting", "emitted", "truncated", "dropped", "left_over", "without_targets")
-"""Where the tokens are that a `TokenAccount` counts as read."""
 
 
 def goes_on_as_it_is(states: Sequence[State], own: State, world_size: int) -> bool:
@@ -60,7 +58,7 @@ def dealt_again(states: Sequence[State], rank: int, world_size: int) -> dict[str
     accounts = [packer["waiting"]["account"] for packer in packers]
     account = {name: share_of(sum(each[name] for each in accounts), rank, world_size) for name in accounts[0]}
     account["waiting"] = num_tokens
-    account["read"] = sum(account[name] for name in PLACES)
+    account["read"] = TokenAccount(**account).placed
     totals = {unit: sum(packer["local"][unit] for packer in packers) for unit in ("tok", "sp")}
     local = {unit: share_of(total, rank, world_size) for unit, total in totals.items()}
     packer = packers[0] | {

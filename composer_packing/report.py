@@ -90,16 +90,22 @@ def _origin(config: TrainConfig, first_batch: int) -> list[str]:
     return [f"weights    of {config.load_path}; data, clock and optimizer start anew"]
 
 
-def finished_line(config: TrainConfig, loss: float | None = None) -> str:
+def finished_line(config: TrainConfig, goes_on: bool, loss: float | None = None) -> str:
     """That there is nothing left to do.
 
     Args:
-        config: the run, from its last checkpoint.
+        config: the run, from a checkpoint.
+        goes_on: it is the run's own last one, not one that was named.
         loss: of the evaluation that was left to do.
     """
     evaluated = "" if loss is None else f"evaluation loss      {loss:.3f}\n"
-    anew = "another run_name" + ("" if is_in_store(config.save_folder) else " or save_overwrite=true")
-    return f"{evaluated}finished   {config.load_path} is the end of {config.max_duration}; {anew} trains anew"
+    if not goes_on:
+        more = "a longer max_duration goes on, load_weights_only=true trains anew"
+    elif is_in_store(config.save_folder):
+        more = "another run_name trains anew"
+    else:
+        more = "another run_name trains anew, as does a start with save_overwrite=true"
+    return f"{evaluated}finished   {config.load_path} is the end of {config.max_duration}; {more}"
 
 
 def stopped_line(config: TrainConfig, batch: int, checkpoint: str | None) -> str:
@@ -108,8 +114,10 @@ def stopped_line(config: TrainConfig, batch: int, checkpoint: str | None) -> str
     Args:
         config: the run.
         batch: batches trained on.
-        checkpoint: path of the last one, or address in an object store.
+        checkpoint: path of the last one, or address in an object store; None where there is none.
     """
+    if checkpoint is None:
+        return f"stopped    by SIGTERM behind batch {batch:,}; there is no checkpoint yet"
     other = "another run_name goes on" if is_in_store(config.save_folder) else "goes on"
     how = "the same command goes on from " if config.resumes else f"{other} with load_path="
     return f"stopped    by SIGTERM behind batch {batch:,}; {how}{checkpoint}"
@@ -129,7 +137,7 @@ def end_lines(summary: RunSummary, loss_before: float | None, loss_after: float,
 
     Args:
         summary: figures of the fit.
-        loss_before: evaluation loss at the start, nats per target; None where the run went on from a checkpoint.
+        loss_before: evaluation loss at the start, nats per target; None where the run went on without one.
         loss_after: the same at the end.
         checkpoint: path of the last one, or address in an object store.
     """

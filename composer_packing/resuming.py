@@ -97,15 +97,16 @@ class PackedDataset(IterableDataset[Batch]):
         """Go on from a checkpoint, on these ranks or others.
 
         Raises:
-            ConfigError: it has no place in the data, or one of other settings.
+            ConfigError: it has no place in the data, or one of other settings; or these batches know none.
         """
         self.is_loaded = True
-        if state is None or self._placed is None:
-            found = ["it holds no place in the data"]
-        else:
-            found = differences(state["settings"], self._settings)
-        if not found:
-            assert state is not None
+        if self._placed is None:
+            raise ConfigError(
+                f"the data cannot go on from a checkpoint: batches of a {type(self.batches).__name__} know no place; "
+                f"take them from a Lockstep over a packer, or load weights only"
+            )
+        found = ["it holds no place in the data"] if state is None else differences(state["settings"], self._settings)
+        if state is not None and not found:
             self._go_on(state["ranks"])
         elif self._restart_changed:
             log.warning("the data starts anew: %s", "; ".join(found))

@@ -74,6 +74,7 @@ class RunFolder:
 
     Attributes:
         config: the same, or, where the run is to go on and there is a whole checkpoint, from the last of those.
+        goes_on: it is the latter.
 
     Raises:
         ConfigError: another run writes there, or has written what must not be written over; a store cannot be asked.
@@ -84,7 +85,7 @@ class RunFolder:
         self._is_in_store = is_in_store(config.save_folder)
         self._lock: FileLock | None = None
         last = _on_first_rank(self._last)
-        self._goes_on = last is not None
+        self.goes_on = last is not None
         if last is not None:
             self.config = replace(config, load_path=last, load_weights_only=False)
 
@@ -101,13 +102,13 @@ class RunFolder:
         if load_path is None:
             return None
         with here(load_path) as file:
-            is_known_whole = self._goes_on and not self._is_in_store
+            is_known_whole = self.goes_on and not self._is_in_store
             if not is_known_whole and file.is_file() and not is_whole(file):
                 raise ConfigError(
                     f"load_path={load_path}: is cut off or damaged; remove it, or give another checkpoint"
                 )
             found = read_checkpoint(self.config, file)
-        if self._goes_on and found.run_name != self.config.run_name:
+        if self.goes_on and found.run_name != self.config.run_name:
             raise ConfigError(
                 f"save_folder={self.config.save_folder}: its last checkpoint, {load_path}, is of "
                 f"run_name={found.run_name}; put {{run_name}} into save_folder, or give another"
@@ -205,7 +206,7 @@ class RunFolder:
 
     def _hold(self, folder: Path) -> None:
         """Keep others out as long as this process lives; the system gives the lock back, however it ends."""
-        self._lock = FileLock(folder / ".lock")
+        self._lock = FileLock(folder / ".lock", fallback_to_soft=False)
         try:
             try:
                 self._lock.acquire(timeout=0)
@@ -214,7 +215,7 @@ class RunFolder:
                 self._lock.acquire(timeout=WAIT_SECONDS)
         except Timeout as error:
             raise ConfigError(f"{folder}: another run writes there; end it, or give another run_name") from error
-        except (OSError, NotImplementedError) as error:
+        except OSError as error:
             log.warning("%s: cannot be locked (%s); see that one run at a time writes there", folder, error)
 
 

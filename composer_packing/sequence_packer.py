@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data.distributed import DistributedSampler
 
 from composer_packing.batch import Batch
 from composer_packing.checks import check_positive, chosen
 from composer_packing.epoch_report import EpochReport
 from composer_packing.keyed_masking import KeyedMasking
-from composer_packing.packer_state import load_packer, snapshot_of_packer
+from composer_packing.packer_state import load_packer, snapshot_of_packer, tell_epoch
 from composer_packing.packing import lay_out
 from composer_packing.policies import Objective, OverLong, Tail
 from composer_packing.row_writer import RowWriter
@@ -192,10 +191,9 @@ class SequencePacker(abc.ABC):
         if not self._goes_on:
             self._start_epoch()
         self._goes_on = False
-        sampler = getattr(self.src_iterable, "sampler", None)
-        if isinstance(sampler, DistributedSampler):
-            sampler.set_epoch(self.epoch)
-        source, self._pass_over = itertools.islice(self.src_iterable, self._pass_over, None), 0
+        tell_epoch(self.src_iterable, self.epoch)
+        # One that has ended is not asked again before the next epoch: some would start anew.
+        source = iter(()) if self.source_ended else itertools.islice(self.src_iterable, self._pass_over, None)
         self._latest += 1
         return self._batches(self._latest, source)
 
@@ -205,7 +203,7 @@ class SequencePacker(abc.ABC):
         elif not self.source_ended:
             log.warning("epoch %d was left before its source ended; what it had not given is not read", self.epoch)
         self.epoch, self.source_ended = self.epoch + 1, False
-        self.seqs_consumed = self.seqs_emitted = self.source_batches = 0
+        self.seqs_consumed = self.seqs_emitted = self.source_batches = self._pass_over = 0
         self._waiting.start_epoch()
         self._rng = np.random.default_rng(self.seed + self.epoch)
 
@@ -232,7 +230,6 @@ class SequencePacker(abc.ABC):
             waiting.emit(self._in_line(layout.left), tokens)
             schedules.advance(tokens, documents)
             yield batch
-        self.source_ended = True
         account = waiting.account.since(waiting.account_before)
         counts = self.seqs_consumed, self.seqs_emitted, len(waiting), waiting.num_added
         report = EpochReport(epoch, account, *counts, self.rows_per_batch, self.out_pseq_len)
@@ -245,6 +242,7 @@ class SequencePacker(abc.ABC):
         added = self._waiting.read(source, self.epoch, self._schedules.local["ba"])
         self.seqs_consumed += added or 0
         self.source_batches += added is not None
+        self.source_ended = added is None
         return added
 
     @abc.abstractmethod

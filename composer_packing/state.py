@@ -14,13 +14,17 @@ Snapshot = Callable[[], dict[str, Any]]
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A source that knows its own place, as our `DocumentLoader`, or torchdata's `StatefulDataLoader`."""
+    """A source that knows its own place, as our `DocumentLoader`, or torchdata's `StatefulDataLoader`.
+
+    `StreamingDataLoader` is none, for all that it has the methods: it counts documents by the length of the first value
+    of a batch, or of its first document.
+    """
 
     def state_dict(self) -> dict[str, Any]:
         """Where it is, just behind the source batch that it gave last; asked for behind every packed batch and kept."""
 
     def load_state_dict(self, state: Any) -> None:
-        """Start there at the next `iter()`."""
+        """Start there at the next `iter()`; where nothing was left, that one is the next epoch's."""
 
 
 def snapshot_of(iterable: object) -> Snapshot | None:

@@ -74,15 +74,15 @@ class StopAtSigterm(Callback):
         from_handler, to_thread = os.pipe()
         os.set_blocking(to_thread, False)
         threading.Thread(target=self._wait, args=(from_handler,), name=__name__, daemon=True).start()
+        signal.set_wakeup_fd(to_thread, warn_on_full_buffer=False)  # first: one that comes meanwhile must not be lost
         signal.signal(signal.SIGTERM, lambda number, frame: None)
-        signal.set_wakeup_fd(to_thread, warn_on_full_buffer=False)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the other thread gets it
 
-    def batch_start(self, state: State, logger: Logger) -> None:
-        """Give this batch its time, where the signal came while the last one's checkpoint was written."""
+    def before_dataloader(self, state: State, logger: Logger) -> None:
+        """Give the next batch its time, where the signal came while the last one's checkpoint was written."""
         with self._lock:
             self._is_saving = False
-            if self._batches.stop_wanted:
+            if self._batches.stop_wanted and not self._batches.is_last:
                 faulthandler.dump_traceback_later(GRACE_SECONDS, exit=True)
 
     def _wait(self, from_handler: int) -> None:

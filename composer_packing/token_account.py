@@ -29,6 +29,11 @@ class TokenAccount:
     over_long_documents: int = 0
     documents_without_targets: int = 0
 
+    @property
+    def placed(self) -> int:
+        """The sum of all places of tokens: `read`, of an account that adds up."""
+        return self.waiting + self.emitted + self.truncated + self.dropped + self.left_over + self.without_targets
+
     def since(self, before: "TokenAccount") -> "TokenAccount":
         """The difference to an earlier account."""
         return TokenAccount(**{name: number - getattr(before, name) for name, number in vars(self).items()})

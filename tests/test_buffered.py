@@ -204,8 +204,13 @@ def test_close_wakes_a_consumer_that_waits_for_a_stuck_source() -> None:
     assert list(iterator) == []
     assert not go.is_set()
     assert closer.is_alive(), "it waits for the thread"
+    started = time.monotonic()
+    buffered.close(timeout=0.1)
+    assert time.monotonic() - started < 5
+    assert closer.is_alive(), "only this one did not wait"
     go.set()
     closer.join()
+    assert list(buffered) == [], "the thread has ended"
 
 
 @pytest.mark.parametrize("mistake", [BufferedIterable.close, iter])

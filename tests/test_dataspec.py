@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from composer import Trainer
+from composer import Callback, Evaluator, Logger, State, Trainer
 from composer.loggers import InMemoryLogger
 from numpy.typing import NDArray
 
 from composer_packing.batch import COUNTS, IGNORE_INDEX, check, split_packed_batch
-from composer_packing.callbacks import IntervalConsoleLogger, PackingMonitor
+from composer_packing.callbacks import IntervalConsoleLogger, PackingMonitor, evaluation_times
 from composer_packing.composer_model import PackedLanguageModel
 from composer_packing.config import ConfigError, EvalLoaderConfig, TrainConfig, TrainLoaderConfig
 from composer_packing.data.dataset import DocumentDataset
@@ -199,6 +199,45 @@ def test_composers_clock_and_the_log_count_what_was_fed_over_epochs() -> None:
     assert (monitor.summary.num_tokens, monitor.summary.num_documents) == (tokens, documents)
     slots = sum(batch["input_ids"].numel() for batch in fed)
     assert monitor.summary.packing_efficiency == pytest.approx(tokens / slots)
+
+
+class InTurn(Callback):
+    """Writes down evaluations, and when checkpoints would be written."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[str, int]] = []
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        self.found.append(("evaluated", int(state.timestamp.batch)))
+
+    def batch_checkpoint(self, state: State, logger: Logger) -> None:
+        self.found.append(("checkpoint", int(state.timestamp.batch)))
+
+
+@pytest.mark.parametrize(("interval", "evaluated"), [("2ba", (2, 4, 5)), ("5ba", (5,))])
+def test_the_last_evaluation_is_over_before_the_last_checkpoint_which_is_to_know_if_it_was_broken_off(
+    interval: str, evaluated: tuple[int, ...]
+) -> None:
+    config, in_turn = config_of(max_duration="5ba"), InTurn()
+    batches = train_batches(documents_of(60), config, VOCABULARY)
+    held_out = Evaluator(label="eval", dataloader=packed_dataspec(eval_batches(documents_of(9), config, VOCABULARY)))
+    trainer = trainer_of(
+        config,
+        batches,
+        PackedLanguageModel(config.model),
+        eval_dataloader=held_out,
+        eval_interval=evaluation_times(interval),
+        callbacks=[in_turn],
+    )
+    trainer.fit()
+    trainer.close()
+    batches.close()
+    assert in_turn.found == [
+        (what, batch)
+        for batch in range(1, 6)
+        for what in ("evaluated", "checkpoint")
+        if what == "checkpoint" or batch in evaluated
+    ]
 
 
 def test_every_target_of_a_step_has_the_same_weight(batches: Lockstep) -> None:

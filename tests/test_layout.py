@@ -104,7 +104,7 @@ ONLY = {
     "waiting": {"numpy", "torch"},
     "state": set(),
     "token_account": set(),
-    "packer_state": {"numpy"},
+    "packer_state": {"numpy", "torch"},
     "epoch_report": set(),
     "redealing": {"numpy", "torch"},
     "sft": {"numpy"},

@@ -1,15 +1,16 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from composer_packing.callbacks import RunSummary
-from composer_packing.config import SchedulerConfig, TrainLoaderConfig
+from composer_packing.config import SchedulerConfig, TrainConfig, TrainLoaderConfig
 from composer_packing.data.dataset import DocumentDataset
 from composer_packing.data.sources import Source, counted_split
 from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, train_tokenizer
 from composer_packing.model import ModernBertConfig, ModernBertForMaskedLM
-from composer_packing.report import end_lines, start_lines
+from composer_packing.report import end_lines, finished_line, start_lines, stopped_line
 from tests.test_dataspec import config_of, documents_of
 
 
@@ -116,6 +117,23 @@ def test_the_end_says_what_was_trained_on_and_how() -> None:
         "evaluation loss      8.346 -> 4.222",
         "checkpoint           runs/a/ep1.pt",
     ]
+
+
+def test_what_a_run_that_is_over_or_was_stopped_can_do_next() -> None:
+    config = TrainConfig(run_name="a", save_folder="runs/a", load_path="old.pt", max_duration="9ba")
+    line = "finished   old.pt is the end of 9ba; "
+    again = "another run_name trains anew"
+    assert finished_line(config, goes_on=True) == f"{line}{again}, as does a start with save_overwrite=true"
+    assert finished_line(replace(config, save_folder="s3://runs/a"), goes_on=True, loss=4.5) == (
+        f"evaluation loss      4.500\n{line}{again}"
+    )
+    assert finished_line(config, goes_on=False) == (
+        f"{line}a longer max_duration goes on, load_weights_only=true trains anew"
+    )
+    stopped = "stopped    by SIGTERM behind batch "
+    assert stopped_line(config, 7, "a.pt") == f"{stopped}7; the same command goes on from a.pt"
+    assert stopped_line(replace(config, run_name=None), 7, "a.pt") == f"{stopped}7; goes on with load_path=a.pt"
+    assert stopped_line(config, 0, None) == f"{stopped}0; there is no checkpoint yet"
 
 
 def test_the_readme_shows_a_run_as_it_prints_now() -> None:

@@ -10,6 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from streaming import StreamingDataLoader
+from torch.utils.data import Dataset
+from torch.utils.data.distributed import DistributedSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from composer_packing import (
     BufferedIterable,
@@ -236,7 +240,7 @@ def test_masks_drawn_by_numpy_and_a_source_without_a_place_go_on_too(
         assert_same(rest, [batch for batch, _, _ in undisturbed[number + 1 :]])
         again.close()
     batches.close()
-    assert "the source has no load_state_dict: " in caplog.text
+    assert "the source knows no place of its own: " in caplog.text
 
 
 def test_the_state_of_other_settings_is_refused_and_each_is_named() -> None:
@@ -251,35 +255,60 @@ def test_the_state_of_other_settings_is_refused_and_each_is_named() -> None:
 
 
 def test_a_source_that_knows_its_place_is_asked_for_it() -> None:
-    class Placed(list[Any]):
-        """As torchdata's `StatefulDataLoader`."""
-
-        given = start = 0
-
-        def __iter__(self) -> Iterator[Any]:
-            self.given, self.start = self.start, 0
-            while self.given < len(self):
-                self.given += 1
-                yield self[self.given - 1]
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"given": self.given}
-
-        def load_state_dict(self, state: Any) -> None:
-            self.given = self.start = state["given"]
-
     rng = np.random.default_rng(3)
-    source = [[{"input_ids": rng.integers(5, 60, rng.integers(1, 9))} for _ in range(4)] for _ in range(12)]
+    source = [{"input_ids": rng.integers(5, 60, rng.integers(1, 9))} for _ in range(48)]
+    asked: list[int] = []
 
-    def made(kind: Any) -> Lockstep:
-        return Lockstep(SubsetSumSequencePacker(kind(source), 4, 9, 2, 16, 12, tail=Tail.CARRY), prefetch=2)
+    class Documents(Dataset[Any]):
+        def __len__(self) -> int:
+            return len(source)
 
-    check_goes_on_from_every_batch(lambda: made(Placed))
-    (state,) = made(list).state_dicts()
-    with pytest.raises(ValueError, match="the state is of a source that knew no place of its own, and this one does"):
-        made(Placed).load_state_dict(state)
-    data = PackedDataset(made(Placed))
+        def __getitem__(self, number: int) -> Any:
+            asked.append(number)
+            return source[number]
+
+    def made(kind: Any, prefetch: int = 2, buffer_size: int = 12) -> Lockstep:
+        loader = kind(Documents(), 4, sampler=DistributedSampler(Documents(), 1, 0, seed=7), collate_fn=list)
+        packer = SubsetSumSequencePacker(loader, 4, 9, 2, 16, buffer_size, tail=Tail.CARRY)
+        return Lockstep(packer, prefetch)
+
+    batches = check_goes_on_from_every_batch(lambda: made(StatefulDataLoader), epochs=3)
+    # Much of an epoch is packed when all of it has been read.
+    assert_same(check_goes_on_from_every_batch(lambda: made(StatefulDataLoader, 0, 48), epochs=3)[0][1], batches[0][1])
+
+    _, states = taken(made(StatefulDataLoader, 0), range(1))
+    asked.clear()
+    again = made(StatefulDataLoader, 0)
+    again.load_state_dict(states[-1])
+    taken(again, range(1))
+    assert len(asked) < 16, "what was trained on is not read again"
+
+    data = PackedDataset(made(StatefulDataLoader))
     data.load_state_dict(data.state_dict(0, True))
+
+
+def test_a_state_without_a_place_of_the_source_is_gone_on_from_by_reading_it_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As of Streaming's loader over any other data set, whose state is None."""
+    rng = np.random.default_rng(3)
+    source = [{"input_ids": rng.integers(5, 60, rng.integers(1, 9))} for _ in range(48)]
+
+    def made() -> Lockstep:
+        loader: Any = StreamingDataLoader(source, 4, collate_fn=list)
+        return Lockstep(SubsetSumSequencePacker(loader, 4, 9, 2, 16, 12), prefetch=2)
+
+    check_goes_on_from_every_batch(made)
+    assert "the source knows no place of its own: " in caplog.text
+
+
+def test_a_streaming_data_loader_over_a_streaming_dataset_is_refused_as_it_does_not_count_documents() -> None:
+    packer = SubsetSumSequencePacker([[{"input_ids": [5, 6, 7]}] * 4] * 4, 4, 9, 2, 16, 12)
+    state = packer.state_dict()
+    place = {"epoch": 0, "sample_in_epoch": 28, "num_canonical_nodes": 1, "shuffle_seed": 9}
+    with pytest.raises(ValueError, match=r"^a StreamingDataLoader does not count documents, so that its place is not"):
+        packer.load_state_dict(state | {"source": place})
+    assert packer.epoch == -1
 
 
 def test_batches_that_know_no_place_say_so() -> None:
@@ -289,6 +318,9 @@ def test_batches_that_know_no_place_say_so() -> None:
         with pytest.raises(TypeError, match="has no state that could be saved"):
             nowhere.state_dict()
     assert PackedDataset([]).state_dict(0, True) is None
+    for restart_changed in (False, True):
+        with pytest.raises(ConfigError, match=r"^the data cannot go on .*: batches of a list know no place; take them"):
+            PackedDataset([], restart_changed=restart_changed).load_state_dict(None)
     nested = Lockstep(BufferedIterable(Numbered(3), 1), prefetch=1)
     assert len(list(nested)) == 3
     nested.close()

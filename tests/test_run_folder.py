@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from filelock import FileLock
 
 from composer_packing import run_folder
 from composer_packing.config import ConfigError
+from composer_packing.data.building import locked
 from composer_packing.run_folder import RunFolder, is_whole, last_checkpoint
 from tests.test_dataspec import config_of
 
@@ -147,6 +149,20 @@ os.kill(os.getpid(), signal.SIGKILL)
     done = subprocess.run([sys.executable, "-c", script], timeout=120)
     assert done.returncode == -signal.SIGKILL
     FileLock(tmp_path / "mine" / ".lock").acquire(timeout=0)
+
+
+def test_on_a_disk_without_file_locks_a_run_warns_and_leaves_nothing_that_would_hold_up_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As filelock's other kind of lock would, where this process is killed and the next one is on another machine."""
+    with mock.patch("fcntl.flock", side_effect=OSError(errno.ENOSYS, "Function not implemented")):
+        folder_of(tmp_path)
+        folder_of(tmp_path)
+        with pytest.raises(OSError, match=r"the disk has no file locks: .*cache.lock"), locked(tmp_path / "cache"):
+            pass
+    assert caplog.text.count("mine: cannot be locked (") == 2
+    with locked(tmp_path / "cache"):
+        pass
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

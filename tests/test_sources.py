@@ -180,7 +180,7 @@ WRONG = {
     "fewer/val: lists 12 documents, and stats.json beside it says 11; prepare it again": of_mds("fewer", None),
     "odd/stats.json: has no counts of train (TypeError": of_mds("odd", None),
     "twice/train/index.json: will not do (ValueError: a shard is listed twice)": of_mds("twice"),
-    "file/train: cannot be made (Not a directory); give another": of_streams(a={"remote": "first", "local": "file"}),
+    "file/train: cannot be used (Not a directory); give another": of_streams(a={"remote": "first", "local": "file"}),
     "has no column x of ids or text, but {'input_ids'": of_streams(column="x", a={"local": "ours"}),
     "its index says 1,189; delete it, or the index.json beside": of_streams(a={"local": "cut"}),
     "gone/train/shard.00000.mds: is missing, though": of_streams(a={"local": "gone"}),

@@ -29,8 +29,21 @@ def writing_a_checkpoint(callback):
 
 def stuck_behind_a_checkpoint(callback):
     writing_a_checkpoint(callback)
-    callback.batch_start(None, None)
+    callback.before_dataloader(None, None)
     STUCK(20)
+
+def stuck_before_a_batch_behind_a_checkpoint(callback):
+    callback._is_due = lambda state, event: True
+    assert callback.is_to_save(None, None)
+    callback.before_dataloader(None, None)
+    TERM()
+    STUCK(20)
+
+def closing_behind_the_last_batch(callback):
+    TERM()
+    assert callback.is_to_save(None, None)
+    callback.before_dataloader(None, None)
+    STUCK(3)
 
 def stuck_outside_of_python(callback):
     import ctypes
@@ -42,7 +55,13 @@ def stuck_outside_of_python(callback):
 
 started = {}
 for case in (
-    stuck_in_a_batch, batch_that_ends, writing_a_checkpoint, stuck_behind_a_checkpoint, stuck_outside_of_python
+    stuck_in_a_batch,
+    batch_that_ends,
+    writing_a_checkpoint,
+    stuck_behind_a_checkpoint,
+    stuck_before_a_batch_behind_a_checkpoint,
+    closing_behind_the_last_batch,
+    stuck_outside_of_python,
 ):
     errors = tempfile.TemporaryFile()
     pid = os.fork()
@@ -66,7 +85,8 @@ print(json.dumps(found))
 def test_a_rank_that_is_stuck_ends_and_shows_where_unless_it_writes_a_checkpoint() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=100, check=True)
     found = json.loads(done.stdout)
-    assert found.pop("batch_that_ends") == found.pop("writing_a_checkpoint") == [0, ""]
+    for name in ("batch_that_ends", "writing_a_checkpoint", "closing_behind_the_last_batch"):
+        assert found.pop(name) == [0, ""]
     for name, (code, errors) in found.items():
         assert code == 1, name
         assert "Timeout (0:00:01)!" in errors

@@ -164,7 +164,7 @@ def test_a_run_that_is_finished_says_so(two_ranks: Done, cache: Path) -> None:
     assert again.code == 0
     (line,) = again.out.splitlines()
     assert re.fullmatch(
-        r"finished   \S+-rank0.pt is the end of 60000tok; another run_name or save_overwrite=true .*", line
+        r"finished   \S+-rank0.pt is the end of 60000tok; another run_name trains anew, as does a start .*", line
     )
 
 

@@ -47,7 +47,7 @@ class DocumentLoader:
         self.sampler = sampler
         self._to_read = _ToRead(batches)
         self._read = 0
-        self._goes_on = False
+        self._loaded_epoch: int | None = None
         self._loader: DataLoader[FlatSourceBatch] = DataLoader(
             documents,
             batch_sampler=self._to_read,
@@ -83,13 +83,13 @@ class DocumentLoader:
         self.sampler.deals = {
             epoch: [Deal(per_node, tuple(read)) for per_node, read in deals] for epoch, deals in state["deals"].items()
         }
-        self._read, self._goes_on = state["read"], True
+        self._read, self._loaded_epoch = state["read"], state["epoch"]
 
     def __iter__(self) -> Iterator[FlatSourceBatch]:
         """Start an epoch, or go on with the one of a state that was loaded."""
-        if not self._goes_on:
+        if self._loaded_epoch != self.sampler.epoch:
             self._read = 0
-        self._goes_on = False
+        self._loaded_epoch = None
         self._to_read.read = self._read
         return self._batches(iter(self._loader))
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 from streaming import Stream
 from streaming.base.format import Reader
 from streaming.base.storage.download import CloudDownloader
@@ -19,6 +18,7 @@ from streaming.base.world import World
 from composer_packing.checks import shown
 from composer_packing.config import ConfigError
 from composer_packing.config_data import StreamConfig, StreamingConfig
+from composer_packing.data.building import locked
 from composer_packing.data.mds_documents import COLUMNS
 from composer_packing.data.mds_shards import INDEX
 
@@ -96,12 +96,6 @@ class StreamedShard:
                     f"{self.path}: has {size:,} bytes, and its index says {says:,}; delete it, or the {INDEX} beside "
                     f"it if the data was written anew"
                 )
-
-
-def locked(path: Path) -> FileLock:
-    """A lock that this process holds for a file, be it there or not; the system takes it back from a dead process."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(f"{path}.lock")
 
 
 @dataclass(frozen=True)
@@ -244,11 +238,11 @@ def _shards(name: str, stream: Stream, settings: StreamingConfig) -> list[Stream
 
 def _fetch_index(where: str, stream: Stream, index: Path) -> None:
     """Download the index anew; ConfigError where shards are here that are those of another."""
-    try:
-        lock = locked(index)
-    except OSError as error:
-        raise ConfigError(f"{index.parent}: cannot be made ({error.strerror}); give another folder") from error
-    with lock:
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locked(index))
+        except OSError as error:
+            raise ConfigError(f"{index.parent}: cannot be used ({error.strerror}); give another folder") from error
         try:
             new = _fetched_anew(stream._downloader, f"{stream.remote}/{stream.split}/{INDEX}", index)
         except Exception as error:  # each kind of storage has its own
