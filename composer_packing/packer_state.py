@@ -24,7 +24,6 @@ LASTING = ("out_pseq_len", "pad_token_id", "mask_token_id", "ignore_token_id", "
 buffer, and schedules, which are counted per rank, are not among them: they follow the number of ranks.
 """
 
-
 STREAMING_PLACE = "sample_in_epoch"
 """What says that a place is a `StreamingDataset`'s."""
 
