@@ -49,8 +49,14 @@ def object_store() -> Iterator[Any]:
         server.stop()
 
 
+@pytest.fixture(scope="session")
+def quick_collections() -> None:
+    """What has been imported is not looked at again by every `gc.collect()`, which takes most of a second."""
+    gc.freeze()
+
+
 @pytest.fixture
-def no_thread_is_left() -> Iterator[None]:
+def no_thread_is_left(quick_collections: None) -> Iterator[None]:
     """Fails a test behind which there are other threads than before it."""
     before = set(threading.enumerate())
     yield
