@@ -17,6 +17,12 @@ from composer_packing import BufferedIterable, GreedyBestFitSequencePacker
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
+def wait_for_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "composer_packing.buffered":
+            thread.join(10)
+
+
 class Source:
     """Gives `items`, anew each time, and keeps an account of it."""
 
@@ -158,9 +164,7 @@ def test_an_error_that_nobody_came_for_goes_with_the_iterator() -> None:
     buffered = BufferedIterable(source(), 2)
     iterator = iter(buffered)
     assert next(iterator) == 0
-    for thread in threading.enumerate():
-        if thread.name == "composer_packing.buffered":
-            thread.join(10)
+    wait_for_threads()
     assert raised[0]() is not None
     del iterator
     gc.collect()
@@ -258,6 +262,7 @@ def test_an_abandoned_iterator_leaves_no_thread() -> None:
         if item == 5:
             break
     gc.collect()
+    wait_for_threads()  # it has been told to end, as an iterator that nobody refers to cannot wait for it
     assert source.closed == 1
 
 
