@@ -1,40 +1,25 @@
 """Train a language encoder on packed rows: `composer train.py yamls/pretrain.yaml key=value ...`."""
 
-import contextlib
 import multiprocessing
 import os
 import sys
 
 if __name__ in ("__main__", "__mp_main__"):
-    PARENT = os.getppid()  # it may end in the seconds in which the rest is imported
+    PARENT = os.getppid()  # before the imports below: they take seconds, in which the parent may end
 
-# Threads that wait must not spin: the packer's thread wants a core too. OpenMP reads this when it is loaded.
+# Threads that wait must not spin, as the packer's thread needs a core too. OpenMP reads this when it is loaded.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import torch
-from composer import Evaluator, Trainer
-from composer.optim import DecoupledAdamW
-from composer.utils import dist, get_device, reproducibility
+from composer.utils import dist
 
-from composer_packing.callbacks import IntervalConsoleLogger, PackingMonitor, eval_loss, evaluate, evaluation_times, say
-from composer_packing.checkpoints import RunIdentity
-from composer_packing.composer_model import PackedLanguageModel
-from composer_packing.config import ConfigError, TrainConfig
-from composer_packing.config_file import load
-from composer_packing.data.sources import open_source
-from composer_packing.dataspec import eval_batches, packed_dataspec, train_batches
-from composer_packing.leaving import end_with_parent_only, run
-from composer_packing.lockstep import Stopped
-from composer_packing.optim import WarmupStableDecayScheduler, parameter_groups
-from composer_packing.policies import Objective
-from composer_packing.report import end_lines, finished_line, start_lines, stopped_line
-from composer_packing.resuming import PackedDataset, Resumption, settings_of
-from composer_packing.run_folder import RunFolder, check_save_folder
-from composer_packing.stopping import EXIT_CODE, StopAtSigterm, UntilStopped
+from composer_packing.common.errors import ConfigError
+from composer_packing.common.processes import end_with_parent_only, run
+from composer_packing.config.loading import load
+from composer_packing.training.run import train
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command; the exit code is 0, 2 for what the user can mend, or 143 where SIGTERM has ended it."""
+    """Run the command. The exit code is 0, 2 for a mistake that the user can fix, or 143 after SIGTERM."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: composer train.py FILE.yaml [key=value ...]")
         return 0 if arguments else 2
@@ -43,73 +28,6 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
-
-
-def train(config: TrainConfig) -> int:
-    """Build the parts, evaluate unless a run goes on, fit, evaluate, and print what happened."""
-    if config.device == "gpu" and not torch.cuda.is_available():
-        raise ConfigError("device=gpu: there is no GPU here; leave the key out or give cpu")
-    device = get_device(config.device)
-    precision = config.precision_on(device.name)
-    if device.name == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, torch.get_num_threads() // dist.get_local_world_size()))
-    dist.initialize_dist(device, timeout=1800.0)  # seconds; one machine may build its data long before another
-    reproducibility.seed_all(config.seed)
-    check_save_folder(config.save_folder)
-    folder = RunFolder(config)
-    config, checkpoint = folder.config, folder.read_checkpoint()
-    if checkpoint is not None and checkpoint.is_end_of(config):
-        say(finished_line(config, folder.goes_on))
-        return 0
-
-    data = open_source(config)
-    if checkpoint is not None:
-        checkpoint.check_tokenizer(data.tokenizer.text)
-    batches = train_batches(data.train.documents, config, data.tokenizer.vocabulary, pin_memory=device.name == "gpu")
-    settings = settings_of(config, data.tokenizer.fingerprint, data.train.documents.fingerprint)
-    packed = PackedDataset(batches, settings, config.restart_changed_data)
-    held_out = UntilStopped(eval_batches(data.val.documents, config, data.tokenizer.vocabulary), batches)
-    model, identity = PackedLanguageModel(config.model), RunIdentity(data.tokenizer.text, config)
-    stopping = StopAtSigterm(batches, config.save_interval or config.max_duration, held_out)
-    monitor = PackingMonitor(batches, config.mlm_probability if config.objective == Objective.MLM else None)
-    trainer = Trainer(
-        model=model,
-        train_dataloader=packed_dataspec(packed),
-        eval_dataloader=Evaluator(label="eval", dataloader=packed_dataspec(held_out)),
-        optimizers=DecoupledAdamW(parameter_groups(model, config.optimizer.weight_decay), **vars(config.optimizer)),
-        schedulers=WarmupStableDecayScheduler(**vars(config.scheduler)),
-        max_duration=config.max_duration,
-        eval_interval=evaluation_times(config.eval_interval or config.max_duration),
-        accumulate_train_batch_on_tokens=True,
-        device_train_microbatch_size=1,  # a row is a microbatch
-        device=device,
-        precision=precision,
-        seed=config.seed,
-        run_name=config.run_name,
-        callbacks=[monitor, identity, Resumption(packed), stopping],
-        loggers=[IntervalConsoleLogger(config.console_log_interval)] if config.log_to_console else [],
-        progress_bar=config.progress_bar,
-        **folder.trainer_settings(stopping),
-    )
-    clock = trainer.state.timestamp
-    try:
-        say(start_lines(config, data, model, device.name, precision, dist.get_world_size(), clock.batch.value))
-        before = evaluate(trainer) if clock.batch.value == 0 or stopping.owes_evaluation else None
-        if clock >= config.max_duration:  # the evaluation was left to do
-            say(finished_line(config, folder.goes_on, before))
-            return 0
-        with contextlib.suppress(Stopped), folder.errors_in_a_line():
-            trainer.fit()
-    finally:
-        trainer.engine.close()  # not trainer.close(), which waits for the other ranks even when this one has failed
-        batches.close(timeout=5.0)  # seconds; a source that is stuck must not keep this rank, for which others wait
-    clock, last = trainer.state.timestamp, folder.last_written(trainer.saved_checkpoints, trainer.state.run_name)
-    if clock < config.max_duration or held_out.was_broken_off:
-        say(stopped_line(config, clock.batch.value, last))
-        return EXIT_CODE
-    assert monitor.summary is not None
-    say(end_lines(monitor.summary, before, eval_loss(trainer), last))
-    return 0
 
 
 if __name__ == "__main__":

@@ -32,14 +32,14 @@ from tokenizers import Tokenizer
 from torch.utils.data import DataLoader
 
 from composer_packing import KeyedMasking, SubsetSumSequencePacker
-from composer_packing.config_data import StreamConfig, StreamingConfig
-from composer_packing.data.documentation import documents, source_files
-from composer_packing.data.loader import DocumentLoader
-from composer_packing.data.mds_documents import MdsDocuments
-from composer_packing.data.sampler import NumberBatches, ShareSampler
-from composer_packing.data.stream_sampler import StreamSampler, WantedBatches
-from composer_packing.data.streamed import StreamedDocuments
-from composer_packing.data.streams import open_streams
+from composer_packing.config.sources import StreamConfig, StreamingConfig
+from composer_packing.data.docstrings.extract import documents, source_files
+from composer_packing.data.document_loader import DocumentLoader
+from composer_packing.data.mds.documents import MdsDocuments
+from composer_packing.data.share_sampler import NumberBatches, ShareSampler
+from composer_packing.data.streams.documents import StreamedDocuments
+from composer_packing.data.streams.index import open_streams
+from composer_packing.data.streams.sampler import StreamSampler, WantedBatches
 from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, train_tokenizer
 
 SIZE, ROUNDS, VOCAB_SIZE, NUM_DOCUMENTS = 512, 3, 4096, 100_000

@@ -29,7 +29,7 @@ from composer_packing import (
     SequencePacker,
     SubsetSumSequencePacker,
 )
-from composer_packing.source_batch import SourceBatch
+from composer_packing.packing.source_batch import SourceBatch
 
 ROWS, ROW_LEN, SIZE, LONGEST = 4, 2048, 32, 1024
 VOCAB_SIZE, MASK, PAD = 50_000, 4, 0

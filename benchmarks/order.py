@@ -16,7 +16,7 @@ from composer_packing import (
     SequencePacker,
     SubsetSumSequencePacker,
 )
-from composer_packing.batch import Batch
+from composer_packing.batch.contract import Batch
 
 BATCHES = 200
 

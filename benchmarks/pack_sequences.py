@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from composer_packing.sft import pack_blocks, pack_sequences
+from composer_packing.packing.blocks import pack_blocks, pack_sequences
 
 SEQUENCES, ROUNDS, VOCAB_SIZE = 1_000_000, 3, 50_000
 BLOCK_LENGTHS = (512, 2048)

@@ -32,7 +32,7 @@ from composer_packing import (
     SubsetSumSequencePacker,
     find_best_fit,
 )
-from composer_packing.source_batch import SourceBatch
+from composer_packing.packing.source_batch import SourceBatch
 
 WARMUP_BATCHES, BATCHES, ROUNDS = 40, 12, 15
 SOURCE_BATCHES = 48

@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from data import write
 
-from composer_packing.batch import Batch
-from composer_packing.config import TrainConfig
-from composer_packing.config_file import load
-from composer_packing.data.mds_documents import MdsDocuments
+from composer_packing.batch.contract import Batch
+from composer_packing.batch.lockstep import Lockstep
+from composer_packing.config.loading import load
+from composer_packing.config.schema import TrainConfig
+from composer_packing.data.mds.documents import MdsDocuments
 from composer_packing.data.tokenizer import TextTokenizer
-from composer_packing.dataspec import train_batches
-from composer_packing.lockstep import Lockstep
+from composer_packing.training.batches import train_batches
 
 ROUNDS = 3
 BEFORE = {"ids": (10, 100, 1_000, 10_000), "texts": (10, 100, 1_000, 10_000)}

@@ -13,28 +13,23 @@ background thread, `Lockstep` on several ranks that end their epochs together; `
 functions tell Composer what a batch holds. `pack_sequences` packs samples for fine-tuning all at once.
 """
 
-from composer_packing.batch import (
+from composer_packing.batch.background import BufferedIterable
+from composer_packing.batch.lockstep import Lockstep
+from composer_packing.batch.microbatches import (
     get_num_samples_in_packed_batch,
     get_num_tokens_in_packed_batch,
     split_packed_batch,
 )
-from composer_packing.best_fit_packer import GreedyBestFitSequencePacker
-from composer_packing.buffered import BufferedIterable
-from composer_packing.keyed_masking import KeyedMasking
-from composer_packing.lockstep import Lockstep
-from composer_packing.masking import mlm_masking
-from composer_packing.packing import find_best_fit
-from composer_packing.policies import Objective, OverLong, Tail
-from composer_packing.schedules import (
-    BatchSizeWarmupScheduler,
-    MaskingRatioCooldownScheduler,
-    MaskingSchedule,
-)
-from composer_packing.sequence_packer import SequencePacker
-from composer_packing.sft import PackedBlocks, pack_blocks, pack_sequences
-from composer_packing.source_batch import FlatSourceBatch, flat_source_batch
-from composer_packing.subset_sum_packer import SubsetSumSequencePacker
-from composer_packing.token_account import TokenAccount
+from composer_packing.packing.best_fit import GreedyBestFitSequencePacker, find_best_fit
+from composer_packing.packing.blocks import PackedBlocks, pack_blocks, pack_sequences
+from composer_packing.packing.labels.keyed_mlm import KeyedMasking
+from composer_packing.packing.labels.published_mlm import mlm_masking
+from composer_packing.packing.options import Objective, OverLong, Tail
+from composer_packing.packing.schedules import BatchSizeWarmupScheduler, MaskingRatioCooldownScheduler, MaskingSchedule
+from composer_packing.packing.sequence_packer import SequencePacker
+from composer_packing.packing.source_batch import FlatSourceBatch, flat_source_batch
+from composer_packing.packing.subset_sum import SubsetSumSequencePacker
+from composer_packing.packing.token_account import TokenAccount
 
 __all__ = [
     "BatchSizeWarmupScheduler",

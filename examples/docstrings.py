@@ -2,7 +2,7 @@
 
 import json
 
-from composer_packing.data.documentation import documents, source_files
+from composer_packing.data.docstrings.extract import documents, source_files
 
 if __name__ == "__main__":
     for text in documents(path for _, path in source_files()):

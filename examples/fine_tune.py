@@ -24,12 +24,12 @@ from composer.utils import dist
 from torch.utils.data import DataLoader
 
 from composer_packing import Lockstep, SubsetSumSequencePacker, flat_source_batch
-from composer_packing.composer_model import PackedLanguageModel
-from composer_packing.data.sampler import ShareSampler
-from composer_packing.data.sft_examples import ExampleTokenizer
+from composer_packing.data.chat_examples import ExampleTokenizer
+from composer_packing.data.share_sampler import ShareSampler
 from composer_packing.data.tokenizer import fast_tokenizer, train_tokenizer
-from composer_packing.dataspec import packed_dataspec
-from composer_packing.model import ModernBertConfig
+from composer_packing.model.config import ModernBertConfig
+from composer_packing.training.composer_model import PackedLanguageModel
+from composer_packing.training.dataspec import packed_dataspec
 
 SEED = 17
 GLOBAL_BATCH_SIZE = 32  # sequences of 64 tokens per step: 8 rows of 256 slots, over all ranks

@@ -31,8 +31,9 @@ from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainingArguments
 
 from composer_packing import BufferedIterable, split_packed_batch
-from composer_packing.batch import Batch
-from composer_packing.model import ModernBertConfig, ModernBertForMaskedLM
+from composer_packing.batch.contract import Batch
+from composer_packing.model.config import ModernBertConfig
+from composer_packing.model.modernbert import ModernBertForMaskedLM
 
 
 class PackedRows(IterableDataset[Batch]):

@@ -15,9 +15,9 @@ from composer_packing import (
     Tail,
     flat_source_batch,
 )
-from composer_packing.batch import Batch
-from composer_packing.data import documentation
-from composer_packing.model import ModernBertConfig
+from composer_packing.batch.contract import Batch
+from composer_packing.data.docstrings import extract as documentation
+from composer_packing.model.config import ModernBertConfig
 
 SPECIAL = PAD, CLS, SEP, MASK = range(4)
 VOCAB_SIZE = len(SPECIAL) + 256

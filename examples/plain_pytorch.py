@@ -17,8 +17,8 @@ import torch
 from packed_text import MODEL, VOCAB_SIZE, packed_batches, texts
 
 from composer_packing import get_num_tokens_in_packed_batch, split_packed_batch
-from composer_packing.batch import Batch
-from composer_packing.model import ModernBertForMaskedLM
+from composer_packing.batch.contract import Batch
+from composer_packing.model.modernbert import ModernBertForMaskedLM
 
 STEPS = 60
 

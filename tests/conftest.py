@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="session")
 def golden() -> dict[str, Any]:
     """Inputs and the batches and schedule values they must give, to the bit."""
-    loaded: dict[str, Any] = json.loads((HERE / "golden_packing.json").read_text())
+    loaded: dict[str, Any] = json.loads((HERE / "golden" / "packing.json").read_text())
     return loaded
 
 

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from composer_packing.checks import shown
-from composer_packing.config import ConfigError
-from composer_packing.documents import Tokens
-from composer_packing.source_batch import end_to_end
+from composer_packing.common.errors import ConfigError, shown
+from composer_packing.packing.document_table import Tokens
+from composer_packing.packing.token_arrays import end_to_end
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Special tokens of the tokenizers that are trained here; the place is the id."""

@@ -1,0 +1,1 @@
+"""The built-in corpus: docstrings of the installed Python packages, read from their source files."""

@@ -1,0 +1,109 @@
+"""Sequences of token ids or loss masks as one array: joined, checked, in the narrowest type."""
+
+import array
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from composer_packing.common.errors import shown
+from composer_packing.packing.document_table import LossMask, Tokens
+
+
+def token_dtype(vocab_size: int | None) -> Any:
+    """The narrowest of uint16, uint32 and int64 that holds every id below `vocab_size`; None for any id."""
+    if vocab_size is None or vocab_size > 2**32:
+        return np.int64
+    return np.uint16 if vocab_size <= 2**16 else np.uint32
+
+
+def end_to_end(
+    name: str, sequences: Sequence[Any], vocab_size: int | None = None, values: str = "token ids"
+) -> tuple[Tokens, NDArray[np.int64]]:
+    """Ids of all sequences in one array, in the type `token_dtype` says, and how many each has.
+
+    Args:
+        name: what errors call a sequence.
+        sequences: a list, numpy array or CPU tensor of integers each, one-dimensional.
+        vocab_size: ids lie below it; None for any id.
+        values: what errors call the ids.
+
+    Raises:
+        TypeError: a sequence is something else.
+        ValueError: an id is negative, or not below `vocab_size` or 2**63.
+    """
+    try:
+        lengths = np.fromiter(map(len, sequences), np.int64, len(sequences))
+    except TypeError as error:
+        raise TypeError(_which_is_wrong(name, sequences)) from error
+    tokens, dtype = _joined(name, sequences, vocab_size, values), token_dtype(vocab_size)
+    if len(tokens):
+        check_ids(int(tokens.min()), int(tokens.max()), vocab_size, values)
+    return tokens.view(np.int64) if dtype is np.int64 else tokens.astype(dtype), lengths
+
+
+def check_ids(smallest: int, largest: int, vocab_size: int | None, values: str = "token ids") -> None:
+    """Raise ValueError unless ids between these two lie below `vocab_size`, or for None below 2**63."""
+    bound = 2**63 if vocab_size is None else min(vocab_size, 2**63)
+    if smallest < 0 or largest >= bound:
+        wrong = smallest if smallest < 0 else largest
+        raise ValueError(f"{values} must lie between 0 and {bound - 1}; got {wrong}")
+
+
+def _joined(
+    name: str, sequences: Sequence[Any], vocab_size: int | None, values: str
+) -> NDArray[np.int64] | NDArray[np.uint64]:
+    """Ids of all sequences end to end, int64, or uint64 from lists."""
+    if all(type(sequence) is list for sequence in sequences):
+        return _joined_lists(name, sequences, vocab_size, values)
+    try:
+        arrays = [np.asarray(sequence) for sequence in sequences if len(sequence)]
+        joined = np.empty(sum(map(len, arrays)), np.int64)
+        return np.concatenate(arrays, out=joined, casting="same_kind") if arrays else joined
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(_which_is_wrong(name, sequences)) from error
+
+
+def _joined_lists(name: str, sequences: Sequence[list[int]], vocab_size: int | None, values: str) -> NDArray[np.uint64]:
+    """Three times as fast as numpy, which finds out the type of every single item first."""
+    ids = array.array("Q")
+    try:
+        for sequence in sequences:
+            ids.fromlist(sequence)
+        return np.frombuffer(ids, np.uint64)
+    except OverflowError:
+        with contextlib.suppress(TypeError):  # there is something in it that is no number
+            check_ids(min(sequence), max(sequence), vocab_size, values)
+        raise TypeError(_which_is_wrong(name, sequences)) from None
+    except TypeError as error:
+        raise TypeError(_which_is_wrong(name, sequences)) from error
+
+
+def loss_masks_end_to_end(masks: Sequence[Any], lengths: NDArray[np.int64]) -> LossMask:
+    """Loss masks of all documents in one array.
+
+    Args:
+        masks: a list, numpy array or CPU tensor of 0 and 1, or bools, each.
+        lengths: int64 `(documents,)`, tokens of each document.
+
+    Raises:
+        TypeError: a mask is something else.
+        ValueError: a mask holds something else than 0 and 1, or is not as long as its document.
+    """
+    joined, mask_lengths = end_to_end("each loss mask", masks, 2, "values of loss masks")
+    for number in np.flatnonzero(mask_lengths != lengths)[:1]:
+        raise ValueError(f"loss mask {number} has {mask_lengths[number]} values for {lengths[number]} tokens")
+    return joined.astype(np.uint8)
+
+
+def _which_is_wrong(name: str, sequences: Sequence[Any]) -> str:
+    """Say which is the first that is no flat sequence of int64 ids."""
+    for sequence in sequences:
+        try:
+            if len(sequence):
+                np.concatenate([np.asarray(sequence)], out=np.empty(len(sequence), np.int64), casting="same_kind")
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            return f"{name} must be a flat sequence of integers that fit int64; got {shown(sequence)}"
+    raise AssertionError("every sequence is well formed")

@@ -1,0 +1,39 @@
+"""What a run prints while it trains. Only the first rank prints."""
+
+import sys
+from typing import Any
+
+from composer import Event, Logger, State
+from composer.loggers import ConsoleLogger, LoggerDestination
+from composer.utils import create_interval_scheduler, dist
+
+
+class IntervalConsoleLogger(LoggerDestination):
+    """Composer's console logger, which takes batches and epochs, at an interval in any unit of `times`.
+
+    Args:
+        interval: time between two prints.
+    """
+
+    def __init__(self, interval: str) -> None:
+        self._console = ConsoleLogger(log_interval="1ba", stream=sys.stderr)
+        self._is_due = create_interval_scheduler(interval, include_end_of_training=False, checkpoint_events=False)
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        """Keep what is to be printed."""
+        self._console.log_metrics(metrics, step)
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        """Keep what is to be printed."""
+        self._console.log_hyperparameters(hyperparameters)
+
+    def run_event(self, event: Event, state: State, logger: Logger) -> None:
+        """Print behind the first batch, where the interval is over, and whenever Composer's does otherwise."""
+        if event is not Event.BATCH_END or self._console.last_logged_batch == 0 or self._is_due(state, event):
+            self._console.run_event(event, state, logger)
+
+
+def say(text: str) -> None:
+    """Print on the first rank."""
+    if dist.get_global_rank() == 0:
+        print(text, flush=True)

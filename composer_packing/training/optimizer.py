@@ -1,0 +1,55 @@
+"""What Composer's optimizers and schedulers lack: warmup-stable-decay, and groups without weight decay."""
+
+from typing import Any
+
+from composer import State
+from composer.optim import ComposerScheduler
+from torch import nn
+
+from composer_packing.common.durations import duration_of
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups for an optimizer: matrices decay, norms and biases do not."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+
+
+class WarmupStableDecayScheduler(ComposerScheduler):
+    """Learning-rate multiplier: up in a straight line, constant, then down by one minus a square root.
+
+    The decay takes the last `t_decay` of the training (Hägele et al., 2024). Composer sets the rate of a step
+    before it counts the batch before it: the rate is one batch behind the clock, and the first two steps of a
+    warmup have a rate of 0.
+
+    Args:
+        t_warmup: length of the warmup, in any unit of `times`; the multiplier is `t / t_warmup`.
+        t_decay: length of the decay at the end of `max_duration`, in its unit.
+        alpha_f: multiplier at the end.
+
+    Raises:
+        ValueError: a time is no duration; when called, if `t_decay` is in another unit than `max_duration`.
+    """
+
+    def __init__(self, t_warmup: str, t_decay: str, alpha_f: float = 0.0) -> None:
+        self.warmup = duration_of("t_warmup", t_warmup)
+        self.decay = duration_of("t_decay", t_decay)
+        self.alpha_f = alpha_f
+
+    def __call__(self, state: State, ssr: float = 1.0) -> float:
+        """Multiplier at `state.timestamp`; `ssr` stretches the decay's place, not the warmup."""
+        assert state.max_duration is not None
+        unit = state.max_duration.unit
+        if self.decay.count and self.decay.unit != unit.value:
+            raise ValueError(f"t_decay={self.decay} counts back from max_duration={state.max_duration}: use its unit")
+        since_start = state.timestamp.get(self.warmup.unit).value
+        if since_start < self.warmup.count:
+            return float(since_start / self.warmup.count)
+        before_end = state.max_duration.value * ssr - state.timestamp.get(unit).value
+        if before_end > self.decay.count or self.decay.count == 0:
+            return 1.0
+        progress = min(1.0, 1.0 - before_end / self.decay.count)
+        return float(1.0 - (1.0 - self.alpha_f) * progress**0.5)

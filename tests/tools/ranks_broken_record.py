@@ -1,0 +1,28 @@
+"""Run by `composer -n 2`: `train.py`, with a record that the second rank cannot read."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from composer.utils import dist
+from numpy.typing import NDArray
+
+import train
+from composer_packing.common.processes import run
+from composer_packing.data.array_documents import DocumentDataset
+
+read = DocumentDataset.__getitems__
+reads = 0
+
+
+def broken(self: DocumentDataset, indices: Sequence[int] | NDArray[np.int64]) -> Any:
+    global reads
+    reads += len(indices)
+    if dist.get_global_rank() == 1 and reads >= 500:
+        raise OSError("record 500 cannot be read")
+    return read(self, indices)
+
+
+DocumentDataset.__getitems__ = broken  # type: ignore[method-assign]
+run(train.main, sys.argv[1:])

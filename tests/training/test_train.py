@@ -1,0 +1,289 @@
+"""The command itself, as a user types it, in child processes."""
+
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import train
+from composer_packing.config.loading import load
+from composer_packing.data.docstrings.corpus import Corpus
+from composer_packing.model.modernbert import ModernBertForMaskedLM
+from tests.tools import ROOT
+from tests.tools.reference import RESULT
+
+COMPOSER = str(Path(sys.executable).parent / "composer")
+SHORT = ["max_duration=60_000tok", "scheduler.t_warmup=5ba", "scheduler.t_decay=0.3dur", "progress_bar=false"]
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def run(*command: str, seconds: int = 300) -> Done:
+    """Run a command in the repository; if it takes too long, end it with all its children and fail.
+
+    One thread for each rank: more of them crawl where another process wants the cores.
+    """
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return Done(process.returncode, out, err)
+
+
+def result_of(*command: str) -> Any:
+    """What a program prints as JSON behind `RESULT`, in a line of its own; it must end well."""
+    done = run(*command)
+    assert done.code == 0, done.out + done.err
+    (line,) = (line for line in done.out.splitlines() if line.startswith(RESULT))
+    return json.loads(line.removeprefix(RESULT))
+
+
+@contextlib.contextmanager
+def training(cache: Path, *keys: str, ranks: int = 2) -> Iterator["subprocess.Popen[str]"]:
+    """A launcher with its ranks and their workers, which have begun to train."""
+    command = [COMPOSER, "-n", str(ranks), "train.py", "yamls/pretrain.yaml"]
+    command += [
+        "progress_bar=false",
+        "log_to_console=true",
+        "train_loader.num_workers=1",
+        f"data.cache_folder={cache}",
+        f"save_folder={cache}/{{run_name}}",
+        *keys,
+    ]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stderr is not None
+        try:
+            assert any("Train packing/rows" in line for line in process.stderr), "it has begun to train"
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def is_alive(group: int) -> bool:
+    """Whether a process of a group is left; dead ones that nobody has asked for do not count."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            state, _, its_group, *_ = file.read_text().rpartition(")")[2].split()
+            if int(its_group) == group and state != "Z":
+                return True
+    return False
+
+
+def figure(pattern: str, text: str) -> list[float]:
+    found = re.search(pattern, text)
+    assert found, f"no {pattern!r} in:\n{text}"
+    return [float(number.replace(",", "")) for number in found.groups()]
+
+
+@pytest.fixture(scope="module")
+def two_ranks(cache: Path) -> Done:
+    """One short run on two ranks, looked at by several tests."""
+    return run(
+        *(COMPOSER, "-n", "2", "train.py", "yamls/pretrain.yaml", *SHORT, "run_name=short"),
+        *(f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}", "eval_interval=0.5dur"),
+    )
+
+
+@pytest.mark.slow
+def test_two_ranks_train_and_say_what_they_did(two_ranks: Done) -> None:
+    assert two_ranks.code == 0, two_ranks.err
+    out = two_ranks.out
+    assert "2 x cpu, fp32, attention: PyTorch SDPA by document" in out
+    before, after = figure(r"evaluation loss +([\d.]+) -> ([\d.]+)", out)
+    assert before == pytest.approx(math.log(4096), abs=0.1)
+    assert after < before - 0.5
+    documents, tokens, batches = figure(
+        r"trained on +([\d,]+) documents and pieces, ([\d,]+) tokens, ([\d,]+) batches", out
+    )
+    assert 60_000 <= tokens < 66_000
+    assert tokens / 4096 <= batches < tokens / 4055, "eight rows of 512 slots at the start of the warmup, 99 % full"
+    assert documents > batches
+    assert figure(r"packing efficiency +([\d.]+)", out)[0] > 0.99
+    moved, waited = figure(r"documents moved (\d+) places on average and waited (\d+) batches at most", out)
+    assert moved < 20
+    assert waited < 10
+    assert 0 <= figure(r"waiting for data +([\d.]+)%", out)[0] <= 100
+    assert figure(r"tokens per second +([\d,]+)", out)[0] > 0
+
+
+@pytest.mark.slow
+def test_the_checkpoint_holds_the_trained_weights(two_ranks: Done, cache: Path) -> None:
+    path = re.search(r"checkpoint +(\S+)", two_ranks.out)
+    assert path
+    state = torch.load(ROOT / path[1], weights_only=False)["state"]
+    model = ModernBertForMaskedLM(load(str(ROOT / "yamls" / "pretrain.yaml"), [], 1).model)
+    model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state["model"].items()}, strict=True)
+    (folder,) = cache.glob("docs-*[0-9a-f]")
+    ids = torch.from_numpy(Corpus(folder).split("val")[0][:1000].astype("int64"))
+    loss = model(ids, torch.tensor([0, 1000]).int(), 1000, ids).loss
+    assert loss is not None
+    assert loss.item() < math.log(4096) - 0.5, "it has learned which words are frequent"
+
+
+@pytest.mark.slow
+def test_a_run_that_is_finished_says_so(two_ranks: Done, cache: Path) -> None:
+    assert two_ranks.code == 0
+    command = [sys.executable, "train.py", "yamls/pretrain.yaml", *SHORT, "run_name=short"]
+    command += [f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}"]
+    again = run(*command)
+    assert again.code == 0
+    (line,) = again.out.splitlines()
+    assert re.fullmatch(
+        r"finished   \S+-rank0.pt is the end of 60000tok; another run_name trains anew, as does a start .*", line
+    )
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_behind_a_launcher_that_was_killed_and_one_that_was_told_to_end(
+    two_ranks: Done, cache: Path
+) -> None:
+    """Ranks end with their launcher, however it does, and write a checkpoint first; nothing is left behind."""
+    assert two_ranks.code == 0
+    for sent, ends_with, resumed in ((signal.SIGKILL, -9, False), (signal.SIGTERM, 143, True)):
+        with training(cache, "run_name=ended", "console_log_interval=1ba", "save_interval=1000ba") as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            told = time.monotonic()
+            process.send_signal(sent)
+            process.stderr.read()  # until nobody holds it any more
+            out = process.stdout.read()
+            assert time.monotonic() - told < 30
+            assert process.wait(60) == ends_with
+            assert re.search(r"stopped    by SIGTERM behind batch \d+; the same command goes on from \S+.pt", out)
+            assert ("resumed    behind batch" in out) is resumed
+            until = time.monotonic() + 10
+            while is_alive(process.pid):
+                assert time.monotonic() < until
+                time.sleep(0.1)
+    assert len(list((cache / "ended").glob("ep*.pt"))) == 2
+
+
+@pytest.mark.slow
+def test_fine_tuning_starts_from_a_causal_checkpoint_of_ours_on_two_ranks(two_ranks: Done, cache: Path) -> None:
+    assert two_ranks.code == 0
+    folders = (f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}")
+    causal = run(*(COMPOSER, "-n", "2", "train.py", "yamls/causal.yaml", *SHORT, "max_duration=40_000tok", *folders))
+    assert causal.code == 0, causal.err
+    assert "objective  causal, the next token of each" in causal.out
+    before, after = figure(r"evaluation loss +([\d.]+) -> ([\d.]+)", causal.out)
+    assert before == pytest.approx(math.log(4096), abs=0.1)
+    assert after < before - 0.5
+
+    load = f"load_path={cache}/causal/latest-rank0.pt"
+    sft = run(*(COMPOSER, "-n", "2", "train.py", "yamls/sft.yaml", *SHORT, "max_duration=30_000tok", *folders, load))
+    assert sft.code == 0, sft.err
+    assert f"weights    of {cache}/causal/latest-rank0.pt" in sft.out
+    examples, cut, dropped = figure(
+        r"data +([\d,]+) of [\d,]+ examples, .*; ([\d,]+) longer than 256 cut, (\d+) dr", sft.out
+    )
+    assert examples > 10_000 > cut > dropped
+    start, end = figure(r"evaluation loss +([\d.]+) -> ([\d.]+)", sft.out)
+    assert start < before - 0.5, "it begins where the causal run has come to"
+    assert end < start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere.yaml"], "nowhere.yaml: No such file or directory"),
+        (
+            ["yamls/pretrain.yaml", "data.cache_folder=Makefile/x"],
+            "data.cache_folder=Makefile/x: Not a directory: Makefile/x; give",
+        ),
+        (["yamls/pretrain.yaml", "max_seq_len=7"], "max_seq_len=7: must be at least 8"),
+        (["yamls/pretrain.yaml", "device_train_microbatch_size=auto"], "device_train_microbatch_size=auto: "),
+        (
+            ["yamls/pretrain.yaml", "global_train_batch_size=9"],
+            "global_train_batch_size=9: must be a positive multiple of 2",
+        ),
+        (["yamls/pretrain.yaml", "sequnce_packing=true"], "there is no key sequnce_packing"),
+        (["yamls/pretrain.yaml", "precision=amp_bf16", "device=cpu"], "precision=amp_bf16: on the cpu it must be fp32"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_line_without_a_traceback(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Told by a process where more than the file is looked at."""
+    if words.startswith("data."):
+        done = run(sys.executable, "train.py", *arguments, f"save_folder={tmp_path}")
+        code, err = done.code, done.err
+    else:
+        code, err = train.main(arguments), capsys.readouterr().err
+    assert code == 2
+    (line,) = err.strip().splitlines()
+    assert words in line
+
+
+@pytest.mark.slow
+def test_a_record_one_rank_cannot_read_ends_both_with_the_error(two_ranks: Done, cache: Path) -> None:
+    assert two_ranks.code == 0
+    started = time.monotonic()
+    done = run(
+        *(COMPOSER, "-n", "2", "-m", "tests.tools.ranks_broken_record", "yamls/pretrain.yaml", "progress_bar=false"),
+        *(f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}"),
+    )
+    assert done.code != 0
+    assert "OSError: record 500 cannot be read" in done.out, "where the launcher shows what a failed rank has said"
+    assert time.monotonic() - started < 200, "well below the five minutes after which a collective gives up"
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_launcher_its_ranks_and_their_workers_while_they_train(two_ranks: Done, cache: Path) -> None:
+    assert two_ranks.code == 0
+    with training(cache, "run_name=interrupted") as process:
+        assert process.stderr is not None
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        process.stderr.read()  # until nobody holds it any more
+        assert process.wait(60) in (130, 143), "by SIGINT, or by SIGTERM from the launcher that comes behind it"
+        with pytest.raises(ProcessLookupError):
+            os.killpg(process.pid, 0)
+
+
+@pytest.mark.slow
+def test_the_launcher_reports_a_mistake_as_a_failure_and_shows_the_line() -> None:
+    done = run(COMPOSER, "-n", "2", "train.py", "yamls/pretrain.yaml", "global_train_batch_size=18")
+    assert done.code != 0
+    shown = done.err + done.out  # where the launcher shows it, if the second rank came to it first
+    assert "global_train_batch_size=18: must be a positive multiple of 4, which is 2 ranks times" in shown
+    assert "Traceback" not in shown
+
+
+def test_without_arguments_the_usage_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main([]) == 2
+    assert "usage: composer train.py FILE.yaml" in capsys.readouterr().out
