@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.tools import ROOT
-from tests.training.test_ranks import result_of
+from tests.tools.running import result_of
 
 RECORDED = ROOT / "tests" / "golden" / "before_rooms"
 

@@ -13,8 +13,8 @@ from composer_packing.config.schema import OptimizerConfig
 from composer_packing.model.config import ModernBertConfig
 from composer_packing.training.batches import train_batches
 from composer_packing.training.composer_model import PackedLanguageModel
-from tests.model.test_modernbert import small
-from tests.training.test_dataspec import VOCABULARY, config_of, documents_of, trainer_of
+from tests.tools.models import small
+from tests.tools.runs import VOCABULARY, config_of, documents_of, trainer_of
 
 
 def saved(path: Path, tokenizer: str, model: ModernBertConfig) -> str:

@@ -13,8 +13,8 @@ import pytest
 from composer_packing.checkpointing.object_store import addresses_in, check_store, here, is_in_store
 from composer_packing.checkpointing.run_folder import RunFolder
 from composer_packing.common.errors import ConfigError
-from tests.training.test_dataspec import config_of
-from tests.training.test_train import COMPOSER, SHORT, run, training
+from tests.tools.running import COMPOSER, SHORT, run, training
+from tests.tools.runs import config_of
 
 Put = Callable[..., None]
 

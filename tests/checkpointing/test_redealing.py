@@ -19,8 +19,8 @@ from composer_packing.data.share_sampler import ALL, Deal, NumberBatches, ShareS
 from tests.tools.ranks_resuming import COUNT, EPOCHS, STOPS
 from tests.tools.reference import originals
 from tests.tools.resumed import saved_and_read
-from tests.training.test_dataspec import VOCAB_SIZE
-from tests.training.test_train import result_of
+from tests.tools.running import result_of
+from tests.tools.runs import VOCAB_SIZE
 
 MASKING = KeyedMasking(1, VOCAB_SIZE, range(5))
 

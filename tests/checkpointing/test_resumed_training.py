@@ -20,7 +20,7 @@ from composer_packing.training.composer_model import PackedLanguageModel
 from composer_packing.training.dataspec import packed_dataspec
 from composer_packing.training.optimizer import WarmupStableDecayScheduler
 from tests.checkpointing.test_resuming import scheduled
-from tests.training.test_dataspec import VOCABULARY, documents_of
+from tests.tools.runs import VOCABULARY, documents_of
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 

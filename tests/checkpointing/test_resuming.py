@@ -33,11 +33,11 @@ from composer_packing.data.open_source import Source, open_source
 from composer_packing.packing.source_batch import FlatSourceBatch
 from composer_packing.training.batches import train_batches
 from composer_packing.training.dataspec import packed_dataspec
-from tests.batch.test_lockstep import Numbered
+from tests.tools.numbered import Numbered
 from tests.tools.reference import masked_documents
 from tests.tools.resumed import assert_same, check_goes_on_from_every_batch, saved_and_read, taken
+from tests.tools.runs import VOCABULARY, config_of, documents_of, read_as
 from tests.tools.written_sources import run_over, sources, write_all
-from tests.training.test_dataspec import VOCABULARY, config_of, documents_of, read_as
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 

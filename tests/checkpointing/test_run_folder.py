@@ -20,7 +20,7 @@ from composer_packing.checkpointing.find import is_whole, last_checkpoint
 from composer_packing.checkpointing.run_folder import RunFolder
 from composer_packing.common.errors import ConfigError
 from composer_packing.common.folders import locked
-from tests.training.test_dataspec import config_of
+from tests.tools.runs import config_of
 
 
 def saved(number: int) -> bytes:

@@ -17,7 +17,7 @@ from composer_packing.data.document_loader import MOST_BY_DEFAULT, DocumentLoade
 from composer_packing.data.share_sampler import NumberBatches, ShareSampler
 from composer_packing.packing.source_batch import FlatSourceBatch
 from composer_packing.training.batches import train_batches
-from tests.training.test_dataspec import VOCABULARY, config_of, documents_of, read_as
+from tests.tools.runs import VOCABULARY, config_of, documents_of, read_as
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ from composer_packing.data.tokenizer import train_tokenizer
 from composer_packing.training.batches import document_loader, train_batches
 from composer_packing.training.evaluation import eval_batches
 from tests.tools.reference import originals
+from tests.tools.running import COMPOSER, result_of
 from tests.tools.written_sources import (
     HELD_OUT,
     TEXTS,
@@ -28,7 +29,6 @@ from tests.tools.written_sources import (
     write_all,
     write_mds,
 )
-from tests.training.test_train import COMPOSER, result_of
 
 EPOCHS = 3
 NAMES = list(sources(Path()))

@@ -11,6 +11,7 @@ from torch import Tensor
 from composer_packing.batch.contract import IGNORE_INDEX
 from composer_packing.model.config import ModernBertConfig
 from composer_packing.model.modernbert import ModernBertForMaskedLM
+from tests.tools.models import away_from_its_start, hugging_face, small
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
@@ -31,35 +32,9 @@ configs = st.builds(
 )
 
 
-def small(**changed: int | float) -> ModernBertConfig:
-    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4}
-    return ModernBertConfig(**(sizes | {"num_attention_heads": 2, "local_attention": 6} | changed))  # type: ignore[arg-type]
-
-
 def row_of(lengths: list[int], vocab_size: int, seed: int = 0) -> tuple[Tensor, Tensor, int]:
     ids = torch.randint(vocab_size, (sum(lengths),), generator=torch.Generator().manual_seed(seed))
     return ids, torch.tensor([0, *lengths]).cumsum(0).int(), max(lengths)
-
-
-def hugging_face(config: ModernBertConfig) -> transformers.ModernBertForMaskedLM:
-    theirs = transformers.ModernBertConfig(
-        **{name: value for name, value in vars(config).items() if name not in ("attn_out_dropout", "causal")},
-        attn_implementation="eager",
-        reference_compile=False,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        cls_token_id=1,
-        sep_token_id=2,
-    )
-    return transformers.ModernBertForMaskedLM(theirs).eval()
-
-
-def away_from_its_start(model: Module) -> Module:
-    """With random norms and biases too, or they would test nothing."""
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, mean=float(parameter.dim() < 2), std=0.2)
-    return model
 
 
 def check_that_logits_are_theirs(ours: ModernBertForMaskedLM, theirs: Any, lengths: list[int], seed: int) -> None:

@@ -25,7 +25,7 @@ from composer_packing.batch.microbatches import split_packed_batch
 from composer_packing.model.modernbert import ModernBertForMaskedLM
 from composer_packing.packing.labels.keyed_mlm import KeyedMasking
 from composer_packing.packing.options import Objective, OverLong, Tail
-from tests.model.test_modernbert import away_from_its_start, small
+from tests.tools.models import away_from_its_start, small
 
 Example = tuple[list[int], list[int]]
 """Ids of a document, and its loss mask."""

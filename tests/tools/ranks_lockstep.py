@@ -9,8 +9,8 @@ from typing import Any
 from composer.utils import dist
 
 from composer_packing.batch.lockstep import Lockstep
-from tests.batch.test_lockstep import Numbered
 from tests.tools.forked import on_ranks
+from tests.tools.numbered import Numbered
 from tests.tools.reference import RESULT
 
 CASES = {

@@ -18,7 +18,7 @@ from composer_packing.training.batches import train_batches
 from composer_packing.training.evaluation import eval_batches
 from tests.tools.forked import on_ranks
 from tests.tools.reference import RESULT, masked_documents
-from tests.training.test_dataspec import config_of
+from tests.tools.runs import config_of
 
 EPOCHS = 3
 VOCABULARY = Vocabulary(1000, 0, 4, range(5))

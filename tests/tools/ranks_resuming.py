@@ -21,7 +21,7 @@ from composer_packing.training.composer_model import PackedLanguageModel
 from tests.tools.forked import on_ranks
 from tests.tools.reference import RESULT, originals
 from tests.tools.resumed import assert_same, taken
-from tests.training.test_dataspec import config_of, trainer_of
+from tests.tools.runs import config_of, trainer_of
 
 COUNT = 700
 VOCABULARY = Vocabulary(1024, 0, 4, range(5))

@@ -14,8 +14,8 @@ from composer_packing.training.batches import document_loader, train_batches
 from composer_packing.training.composer_model import PackedLanguageModel
 from composer_packing.training.evaluation import eval_batches
 from tests.tools.reference import RESULT, originals
+from tests.tools.runs import trainer_of
 from tests.tools.written_sources import documents_in, run_over, sources, texts_by_ids
-from tests.training.test_dataspec import trainer_of
 
 EPOCHS = 3
 

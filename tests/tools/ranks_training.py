@@ -27,10 +27,10 @@ from composer_packing.training.batches import train_batches
 from composer_packing.training.composer_model import PackedLanguageModel
 from composer_packing.training.dataspec import packed_dataspec
 from composer_packing.training.evaluation import eval_batches
-from tests.model.test_modernbert import away_from_its_start, hugging_face
 from tests.tools.forked import on_ranks
+from tests.tools.models import away_from_its_start, hugging_face
 from tests.tools.reference import RESULT, masked_documents
-from tests.training.test_dataspec import VOCAB_SIZE, VOCABULARY, config_of, documents_of, trainer_of
+from tests.tools.runs import VOCAB_SIZE, VOCABULARY, config_of, documents_of, trainer_of
 
 MASK, SPECIAL = 4, range(5)
 LONGEST, COUNT = 40, 31

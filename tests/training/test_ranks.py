@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.test_train import result_of
+from tests.tools.running import result_of
 
 pytestmark = pytest.mark.slow
 

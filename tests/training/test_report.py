@@ -12,7 +12,7 @@ from composer_packing.model.modernbert import ModernBertForMaskedLM
 from composer_packing.training.monitor import RunSummary
 from composer_packing.training.report import end_lines, finished_line, start_lines, stopped_line
 from tests.tools import ROOT
-from tests.training.test_dataspec import config_of, documents_of
+from tests.tools.runs import config_of, documents_of
 
 
 def source_of(documents: DocumentDataset) -> Source:
