@@ -13,8 +13,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from composer.utils import dist
 
 from composer_packing.common.errors import ConfigError
-from composer_packing.common.processes import end_with_parent_only, run
-from composer_packing.config.loading import load
+from composer_packing.common.processes import ignore_signals_but_parents, run_and_exit
+from composer_packing.config.loading import load_config
 from composer_packing.training.run import train
 
 
@@ -24,14 +24,14 @@ def main(arguments: list[str]) -> int:
         print("usage: composer train.py FILE.yaml [key=value ...]")
         return 0 if arguments else 2
     try:
-        return train(load(arguments[0], arguments[1:], dist.get_world_size()))
+        return train(load_config(arguments[0], arguments[1:], dist.get_world_size()))
     except ConfigError as error:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
 
 
 if __name__ == "__main__":
-    run(main, sys.argv[1:], PARENT if "LOCAL_RANK" in os.environ else None)
+    run_and_exit(main, sys.argv[1:], PARENT if "LOCAL_RANK" in os.environ else None)
 # Composer uploads checkpoints in processes that it spawns, and those import this file.
 if __name__ == "__mp_main__" and multiprocessing.current_process().name.startswith(("SpawnProcess", "SyncManager")):
-    end_with_parent_only(PARENT)
+    ignore_signals_but_parents(PARENT)

@@ -25,7 +25,7 @@ from data import write
 
 from composer_packing.batch.contract import Batch
 from composer_packing.batch.lockstep import Lockstep
-from composer_packing.config.loading import load
+from composer_packing.config.loading import load_config
 from composer_packing.config.schema import TrainConfig
 from composer_packing.data.mds.documents import MdsDocuments
 from composer_packing.data.tokenizer import TextTokenizer
@@ -99,7 +99,7 @@ def rows(kind: str, config: TrainConfig, folder: Path, tokenizer: TextTokenizer)
 def main() -> None:
     """Print a table."""
     pretrain = Path(__file__).parent.parent / "yamls" / "pretrain.yaml"
-    config = load(str(pretrain), ["train_loader.num_workers=0"], 1)
+    config = load_config(str(pretrain), ["train_loader.num_workers=0"], 1)
     with tempfile.TemporaryDirectory() as folder:
         _, tokenizer = write(Path(folder))
         config = dataclasses.replace(config, max_duration="1000000ba")

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from composer_packing.config.loading import load
+from composer_packing.config.loading import load_config
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -24,7 +24,7 @@ def test_the_code_in_the_readme_runs_as_written(code: str, capsys: pytest.Captur
 def test_every_yaml_in_the_readme_goes_with_a_run(text: str, tmp_path: Path) -> None:
     sizes = {"max_duration": "1ba", "global_train_batch_size": 2, "device_train_microbatch_size": 2}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(sizes | yaml.safe_load(text)))
-    assert len(load(str(tmp_path / "run.yaml"), [], 1).data.sources) == 1
+    assert len(load_config(str(tmp_path / "run.yaml"), [], 1).data.sources) == 1
 
 
 def test_every_file_in_the_readmes_tree_is_there_and_every_module_is_in_it() -> None:

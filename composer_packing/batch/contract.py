@@ -65,7 +65,7 @@ def with_counts(batch: Batch) -> Batch:
     }
 
 
-def check(batch: Batch) -> None:
+def check_batch(batch: Batch) -> None:
     """Raise ValueError where a batch breaks the contract of this module.
 
     Shapes and dtypes are the table's; `cu_seqlens` starts at 0, strictly increases and ends at the row length;

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from composer import Callback
 
-from composer_packing.common.durations import duration_of
+from composer_packing.common.durations import parse_duration
 from composer_packing.common.errors import ConfigError
 from composer_packing.common.snapshots import differences
 from composer_packing.config.schema import TrainConfig
@@ -73,7 +73,7 @@ class Checkpoint:
 
     def is_end_of(self, config: TrainConfig) -> bool:
         """Whether a run that goes on from it has nothing left to do."""
-        end = duration_of("max_duration", config.max_duration)
+        end = parse_duration("max_duration", config.max_duration)
         return not config.load_weights_only and self.clock[end.unit] >= end.count and not self.owes_evaluation
 
 

@@ -46,7 +46,7 @@ def addresses_in(folder: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def here(load_path: str) -> Iterator[Path]:
+def local_copy(load_path: str) -> Iterator[Path]:
     """The file at a path, or a copy of what is at an address, as long as it is needed.
 
     Args:

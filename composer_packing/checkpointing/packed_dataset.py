@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 
 from composer_packing.batch.contract import Batch
 from composer_packing.batch.lockstep import Lockstep
-from composer_packing.checkpointing.redealing import dealt_again, goes_on_as_it_is, share_of
+from composer_packing.checkpointing.redealing import has_the_same_shares, redeal, share_of
 from composer_packing.common.errors import ConfigError
 from composer_packing.common.snapshots import differences
 from composer_packing.config.schema import TrainConfig
@@ -43,7 +43,7 @@ FOLLOWED = (
 """Keys of an experiment that batches follow from."""
 
 
-def settings_of(config: TrainConfig, tokenizer: str, data: str) -> dict[str, Any]:
+def settings_that_must_match(config: TrainConfig, tokenizer: str, data: str) -> dict[str, Any]:
     """What must be the same for batches to be those that the run would have had.
 
     Args:
@@ -130,11 +130,11 @@ class PackedDataset(IterableDataset[Batch]):
     def _go_on(self, ranks: list[dict[str, Any]]) -> None:
         assert self._placed is not None
         rank, world_size = dist.get_global_rank(), dist.get_world_size()
-        if goes_on_as_it_is(ranks, self._placed.state_dict(), world_size):
+        if has_the_same_shares(ranks, self._placed.state_dict(), world_size):
             self._placed.load_state_dict(ranks[rank])
             return
         try:
-            dealt = dealt_again(ranks, rank, world_size)
+            dealt = redeal(ranks, rank, world_size)
         except ValueError as error:
             raise ConfigError(f"the data of this run cannot go on from its checkpoint: it was {error}") from error
         self._placed.load_state_dict(dealt)

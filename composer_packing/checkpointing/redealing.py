@@ -19,7 +19,7 @@ from composer_packing.packing.waiting_buffer import as_bytes, tokens_in
 State = Mapping[str, Any]
 
 
-def goes_on_as_it_is(states: Sequence[State], own: State, world_size: int) -> bool:
+def has_the_same_shares(states: Sequence[State], own: State, world_size: int) -> bool:
     """Whether ranks read the shares of those that saved.
 
     Args:
@@ -37,7 +37,7 @@ def share_of(total: int, rank: int, world_size: int) -> int:
     return total // world_size + (rank < total % world_size)
 
 
-def dealt_again(states: Sequence[State], rank: int, world_size: int) -> dict[str, Any]:
+def redeal(states: Sequence[State], rank: int, world_size: int) -> dict[str, Any]:
     """What one of the ranks that go on begins with: every document is with one of them.
 
     Args:

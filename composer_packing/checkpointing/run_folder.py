@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from composer_packing.checkpointing.find import is_whole, last_checkpoint, latest_of
 from composer_packing.checkpointing.identity import Checkpoint, read_checkpoint
-from composer_packing.checkpointing.object_store import addresses_in, check_store, here, is_in_store
+from composer_packing.checkpointing.object_store import addresses_in, check_store, is_in_store, local_copy
 from composer_packing.checkpointing.sigterm import StopAtSigterm
 from composer_packing.common.errors import ConfigError
 from composer_packing.config.schema import TrainConfig
@@ -95,7 +95,7 @@ class RunFolder:
         load_path = self.config.load_path
         if load_path is None:
             return None
-        with here(load_path) as file:
+        with local_copy(load_path) as file:
             is_known_whole = self.goes_on and not self._is_in_store
             if not is_known_whole and file.is_file() and not is_whole(file):
                 raise ConfigError(

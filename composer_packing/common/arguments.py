@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 Choice = TypeVar("Choice", bound=enum.Enum)
 
 
-def chosen(kind: type[Choice], name: str, value: Any) -> Choice:
+def parse_choice(kind: type[Choice], name: str, value: Any) -> Choice:
     """The member of an enum, given as itself or as its value; ValueError that calls it `name` where there is none."""
     for member in kind:
         if value in (member, member.value):

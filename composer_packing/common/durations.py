@@ -48,7 +48,7 @@ class Duration:
         return self.count if self.unit == "ba" else -(-self.count // world_size)
 
 
-def duration_of(name: str, time: DurationLike, least: int = 0, max_duration: Duration | None = None) -> Duration:
+def parse_duration(name: str, time: DurationLike, least: int = 0, max_duration: Duration | None = None) -> Duration:
     """Read a duration.
 
     Args:
@@ -60,7 +60,7 @@ def duration_of(name: str, time: DurationLike, least: int = 0, max_duration: Dur
     Raises:
         ValueError: anything else than a duration in the units above: empty, negative, not finite, in seconds or epochs.
     """
-    duration = _parsed(time, max_duration)
+    duration = _parse(time, max_duration)
     if duration is None:
         wanted = "1000tok, 50sp, 10ba" + ("" if max_duration is None else " or 0.1dur")
         raise ValueError(f"{name}={time!r} must be a duration such as {wanted}")
@@ -73,7 +73,7 @@ def duration_of(name: str, time: DurationLike, least: int = 0, max_duration: Dur
     return duration
 
 
-def _parsed(time: DurationLike, max_duration: Duration | None) -> Duration | None:
+def _parse(time: DurationLike, max_duration: Duration | None) -> Duration | None:
     if isinstance(time, bool):
         return None
     if isinstance(time, numbers.Integral):

@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def shown(value: Any, characters: int = 80) -> str:
+def one_line(value: Any, characters: int = 80) -> str:
     """Type and value, or error and what it says, in one line; the latter cut to so many characters."""
     return f"{type(value).__name__}: {' '.join(str(value).split())[:characters]}"
 

@@ -21,7 +21,7 @@ def end_with_parent(parent: int, number: int) -> None:
         os.kill(os.getpid(), number)
 
 
-def end_with_parent_only(parent: int) -> None:
+def ignore_signals_but_parents(parent: int) -> None:
     """See to it that this process ends when its parent does, or at SIGTERM from there, and at no other such signal.
 
     Where a scheduler sends SIGTERM to all processes, or a terminal SIGINT, a rank still has to write its checkpoint or
@@ -39,7 +39,7 @@ def end_with_parent_only(parent: int) -> None:
     threading.Thread(target=wait, name=f"{__name__}.wait", daemon=True).start()
 
 
-def run(main: Callable[[list[str]], int], arguments: list[str], launcher: int | None = None) -> NoReturn:
+def run_and_exit(main: Callable[[list[str]], int], arguments: list[str], launcher: int | None = None) -> NoReturn:
     """End the process with the exit code that `main` gives; an error is shown first, and the code is 1.
 
     Args:
@@ -58,10 +58,10 @@ def run(main: Callable[[list[str]], int], arguments: list[str], launcher: int | 
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
-    leave(code)
+    exit_process(code)
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End the process as `sys.exit` does, but without taking the interpreter down: gloo's threads would abort it.
 
     They may free tensors of the last collective when it is gone, and a run that went well would seem to have failed.

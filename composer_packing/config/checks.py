@@ -30,7 +30,7 @@ LARGEST = 2**32
 """What the numbers that `check` bounds must stay below; a seed is the strictest."""
 
 
-def check(config: TrainConfig, world_size: int) -> None:
+def check_config(config: TrainConfig, world_size: int) -> None:
     """Raise ConfigError where values are out of range or do not go together.
 
     What is checked here is what can be said in the keys' own words; the packer checks the rest.

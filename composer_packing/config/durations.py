@@ -3,7 +3,7 @@
 import copy
 from operator import attrgetter
 
-from composer_packing.common.durations import Duration, duration_of
+from composer_packing.common.durations import Duration, parse_duration
 from composer_packing.common.errors import ConfigError
 from composer_packing.config.schema import TrainConfig
 
@@ -21,7 +21,7 @@ DURATIONS = {
 """Every key that holds a duration, and the smallest one that makes sense there."""
 
 
-def resolved(config: TrainConfig) -> TrainConfig:
+def resolve_durations(config: TrainConfig) -> TrainConfig:
     """The same run with every duration in `tok`, `sp` or `ba`: shares of the training in its own unit.
 
     Raises:
@@ -35,7 +35,7 @@ def resolved(config: TrainConfig) -> TrainConfig:
         if getattr(holder, name) is None:
             continue
         try:
-            duration = duration_of(key, getattr(holder, name), least, length)
+            duration = parse_duration(key, getattr(holder, name), least, length)
         except ValueError as error:
             raise ConfigError(str(error)) from error
         length = length or duration  # `max_duration` comes first
@@ -46,9 +46,9 @@ def resolved(config: TrainConfig) -> TrainConfig:
 
 def _check(config: TrainConfig) -> None:
     """What must hold between durations."""
-    whole = duration_of("max_duration", config.max_duration)
+    whole = parse_duration("max_duration", config.max_duration)
     scheduler, loader = config.scheduler, config.train_loader
-    warmup, decay = duration_of("t_warmup", scheduler.t_warmup), duration_of("t_decay", scheduler.t_decay)
+    warmup, decay = parse_duration("t_warmup", scheduler.t_warmup), parse_duration("t_decay", scheduler.t_decay)
     if decay.count and decay.unit != whole.unit:
         raise ConfigError(
             f"scheduler.t_decay={decay}: counts back from the end at max_duration={whole}; give {whole.unit} or dur"
@@ -57,8 +57,8 @@ def _check(config: TrainConfig) -> None:
         both = f"scheduler.t_warmup={warmup}, scheduler.t_decay={decay}"
         raise ConfigError(f"{both}: together they must not exceed max_duration={whole}")
     if loader.masking_ratio_cooldown_tokens is not None:
-        cooldown = duration_of("cooldown", loader.masking_ratio_cooldown_tokens)
-        start = duration_of("start", loader.masking_ratio_cooldown_start_tokens or 0)
+        cooldown = parse_duration("cooldown", loader.masking_ratio_cooldown_tokens)
+        start = parse_duration("start", loader.masking_ratio_cooldown_start_tokens or 0)
         if start.count and start.unit != cooldown.unit:
             raise ConfigError(
                 f"train_loader.masking_ratio_cooldown_start_tokens={start}: give it in {cooldown.unit}, as the cooldown"

@@ -10,12 +10,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
 from composer_packing.common.errors import ConfigError
-from composer_packing.config.checks import check
-from composer_packing.config.durations import resolved
+from composer_packing.config.checks import check_config
+from composer_packing.config.durations import resolve_durations
 from composer_packing.config.schema import TrainConfig
 
 
-def load(path: str, overrides: Sequence[str], world_size: int) -> TrainConfig:
+def load_config(path: str, overrides: Sequence[str], world_size: int) -> TrainConfig:
     """Read an experiment file; its durations come out in `tok`, `sp` or `ba`.
 
     Args:
@@ -37,8 +37,8 @@ def load(path: str, overrides: Sequence[str], world_size: int) -> TrainConfig:
     except ValueError as error:  # from the one dataclass that checks itself
         raise ConfigError(f"model.{error}") from error
     assert isinstance(made, TrainConfig)
-    made = resolved(made)
-    check(made, world_size)
+    made = resolve_durations(made)
+    check_config(made, world_size)
     return made
 
 

@@ -21,7 +21,7 @@ from composer_packing.data.prepare.stats import (
     stats_in,
     tokenizer_for,
 )
-from composer_packing.data.prepare.text_cache import copied_texts
+from composer_packing.data.prepare.text_cache import copy_texts_once
 from composer_packing.data.streams.documents import StreamedDocuments
 from composer_packing.data.streams.index import fetched_beside, local_folder, open_streams
 from composer_packing.data.tokenizer import TextTokenizer, load_tokenizer
@@ -120,7 +120,7 @@ def counted_split(documents: DocumentDataset, max_seq_len: int) -> Split:
 
 def _of_texts(kind: str, given: TextsConfig, config: TrainConfig) -> Source:
     tokenizer = _checked(load_tokenizer(given.tokenizer), config)
-    folder = copied_texts(kind, given, config.cache_folder)
+    folder = copy_texts_once(kind, given, config.cache_folder)
     skipped = (stats_in(folder / STATS) or {}).get("skipped")
     note = f"; skipped {', '.join(f'{count:,} ({reason})' for reason, count in skipped.items())}" if skipped else ""
     try:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from composer_packing.common.errors import ConfigError, shown
+from composer_packing.common.errors import ConfigError, one_line
 from composer_packing.packing.document_table import Tokens
-from composer_packing.packing.token_arrays import end_to_end
+from composer_packing.packing.token_arrays import concatenate_ids
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Special tokens of the tokenizers that are trained here; the place is the id."""
@@ -81,7 +81,7 @@ class TextTokenizer:
         Texts are tokenized on all cores, unless the environment has `TOKENIZERS_PARALLELISM=false`.
         """
         encoded = [encoding.ids for encoding in self._backend.encode_batch_fast(texts)]
-        return end_to_end("input_ids", encoded, self.vocab_size)
+        return concatenate_ids("input_ids", encoded, self.vocab_size)
 
     def in_pieces(self, texts: Sequence[str], max_seq_len: int) -> list[list[list[int]]]:
         """For each text its ids in pieces of at most `max_seq_len`, each with the special tokens that it adds."""
@@ -111,7 +111,7 @@ def load_tokenizer(name_or_folder: str) -> TextTokenizer:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_folder)
     except Exception as error:  # transformers raises what its parts raise
-        raise ConfigError(f"tokenizer={name_or_folder}: cannot be read ({shown(error, 120)}); {form}") from error
+        raise ConfigError(f"tokenizer={name_or_folder}: cannot be read ({one_line(error, 120)}); {form}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ConfigError(
             f"tokenizer={name_or_folder}: is a {type(tokenizer).__name__}, which is not a fast tokenizer; "

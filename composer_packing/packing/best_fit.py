@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing.common.jit import compiled
-from composer_packing.packing.document_table import NO_ROW, Documents
+from composer_packing.packing.document_table import NO_ROW, DocumentTable
 from composer_packing.packing.sequence_packer import SequencePacker
 from composer_packing.packing.source_batch import SourceBatch
 
@@ -67,7 +67,7 @@ def empty_rows(rows: int, row_len: int) -> NDArray[np.int64]:
 
 @compiled
 def place_best_fit(
-    documents: Documents, order: NDArray[np.int64], by_room: NDArray[np.int64], shortest: int
+    documents: DocumentTable, order: NDArray[np.int64], by_room: NDArray[np.int64], shortest: int
 ) -> tuple[NDArray[np.int64], int]:
     """Place documents one after the other by best fit.
 

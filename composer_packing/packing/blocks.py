@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing.common.arguments import check_ints, check_positive
-from composer_packing.common.errors import shown
+from composer_packing.common.errors import one_line
 from composer_packing.common.jit import compiled
-from composer_packing.packing.document_table import DOCUMENT, Documents, LossMask
+from composer_packing.packing.document_table import DOCUMENT, DocumentTable, LossMask
 from composer_packing.packing.layout import fill_rows, lay_out
-from composer_packing.packing.token_arrays import end_to_end, loss_masks_end_to_end
+from composer_packing.packing.token_arrays import concatenate_ids, concatenate_loss_masks
 
 log = logging.getLogger(__name__)
 
@@ -93,13 +93,13 @@ def pack_blocks(
         raise ValueError(f"{best_fit=} needs split=False, got {split=}")
     if loss_masks is not None and response_spans is not None:
         raise ValueError("loss_masks and response_spans must not both be given")
-    tokens, lengths = end_to_end("each sequence", _listed("sequences", sequences))
+    tokens, lengths = concatenate_ids("each sequence", _listed("sequences", sequences))
     starts = np.cumsum(lengths) - lengths
 
     kept = np.minimum(lengths, max_seq_length)
     to_learn = None
     if loss_masks is not None:
-        to_learn = loss_masks_end_to_end(_one_each("loss_masks", loss_masks, lengths), lengths)
+        to_learn = concatenate_loss_masks(_one_each("loss_masks", loss_masks, lengths), lengths)
     elif response_spans is not None:
         to_learn = _read_spans(_one_each("response_spans", response_spans, lengths), lengths, starts)
     is_taken = kept > 0
@@ -145,13 +145,13 @@ def pack_sequences(
     return packed.blocks.tolist(), packed.loss_masks.tolist()
 
 
-def _table(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Documents:
+def _table(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> DocumentTable:
     documents = np.zeros(len(starts), DOCUMENT)
     documents["start"], documents["length"] = starts, lengths
     return documents
 
 
-def _split_over_boundaries(documents: Documents, row_len: int) -> tuple[Documents, NDArray[np.int64]]:
+def _split_over_boundaries(documents: DocumentTable, row_len: int) -> tuple[DocumentTable, NDArray[np.int64]]:
     """Pieces of the documents, and the row of each."""
     lengths = documents["length"]
     ends = np.cumsum(lengths)
@@ -165,7 +165,7 @@ def _split_over_boundaries(documents: Documents, row_len: int) -> tuple[Document
 
 
 @compiled
-def _next_block(documents: Documents, row_len: int) -> tuple[Documents, NDArray[np.int64]]:
+def _next_block(documents: DocumentTable, row_len: int) -> tuple[DocumentTable, NDArray[np.int64]]:
     """The documents, and the row of each: it does not look back."""
     row_of = np.empty(len(documents), np.int64)
     row, room = -1, 0
@@ -179,7 +179,7 @@ def _next_block(documents: Documents, row_len: int) -> tuple[Documents, NDArray[
 
 
 @compiled
-def _best_fit(documents: Documents, row_len: int) -> tuple[Documents, NDArray[np.int64]]:
+def _best_fit(documents: DocumentTable, row_len: int) -> tuple[DocumentTable, NDArray[np.int64]]:
     """The documents, and the row of each by best fit over as many rows as it takes.
 
     The rows of each room stand in a queue. A tournament over the rooms that some row has finds the least one that
@@ -233,7 +233,7 @@ def _listed(name: str, values: Iterable[Any]) -> list[Any]:
     try:
         each = iter(values)
     except TypeError as error:
-        raise TypeError(f"{name} must be a sequence of sequences; got {shown(values)}") from error
+        raise TypeError(f"{name} must be a sequence of sequences; got {one_line(values)}") from error
     return list(each)
 
 
@@ -255,7 +255,7 @@ def _read_spans(all_spans: list[Any], lengths: NDArray[np.int64], starts: NDArra
                 pairs.append(end)
         except (TypeError, ValueError, KeyError, OverflowError) as error:
             raise TypeError(
-                f"response_spans[{number}] must be one (start, end) or a list of them; got {shown(spans)}"
+                f"response_spans[{number}] must be one (start, end) or a list of them; got {one_line(spans)}"
             ) from error
         counts.append(len(pairs) // 2)
     firsts, ends = np.array(pairs).reshape(-1, 2).T

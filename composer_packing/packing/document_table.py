@@ -11,7 +11,7 @@ Tokens = NDArray[np.unsignedinteger[Any]] | NDArray[np.int64]
 LossMask = NDArray[np.uint8]
 """One entry for each of these tokens, 1 where it is to be learned and 0 elsewhere; or empty, where all are."""
 
-Documents = NDArray[np.void]
+DocumentTable = NDArray[np.void]
 """A table of documents: an array of `DOCUMENT`."""
 
 DOCUMENT = np.dtype(

@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing.common.jit import compiled
-from composer_packing.packing.document_table import NO_TOKEN, Documents, LossMask, Tokens
+from composer_packing.packing.document_table import NO_TOKEN, DocumentTable, LossMask, Tokens
 
 
-class Entered(NamedTuple):
+class Appended(NamedTuple):
     """What a source batch was found to hold; nothing of it counts before that has been checked.
 
     Attributes:
@@ -42,14 +42,14 @@ class Entered(NamedTuple):
 
 
 @compiled
-def enter(
+def append_documents(
     tokens: NDArray[np.integer[Any]],
     lengths: NDArray[np.int64],
     numbers: NDArray[np.int64],
     loss_mask: LossMask,
     to: Tokens,
     loss_mask_to: LossMask,
-    documents: Documents,
+    documents: DocumentTable,
     order: NDArray[np.int64],
     first: tuple[int, int, int, int, int],
     row_len: int,
@@ -148,14 +148,14 @@ def _copy(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[np.int64, np.in
 
 
 @compiled
-def gather(
+def compact(
     tokens: Tokens,
     loss_mask: LossMask,
-    documents: Documents,
+    documents: DocumentTable,
     order: NDArray[np.int64],
     tokens_to: Tokens,
     loss_mask_to: LossMask,
-    documents_to: Documents,
+    documents_to: DocumentTable,
 ) -> None:
     """Copy documents to other arrays, one behind the other.
 

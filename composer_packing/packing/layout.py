@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing.common.jit import compiled
-from composer_packing.packing.document_table import NO_ROW, Documents, Tokens
+from composer_packing.packing.document_table import NO_ROW, DocumentTable, Tokens
 
 
 class Layout(NamedTuple):
@@ -55,7 +55,12 @@ class Layout(NamedTuple):
 
 @compiled
 def _lay_out(
-    documents: Documents, order: NDArray[np.int64], row_of: NDArray[np.int64], row_len: int, batch: int, emitted: int
+    documents: DocumentTable,
+    order: NDArray[np.int64],
+    row_of: NDArray[np.int64],
+    row_len: int,
+    batch: int,
+    emitted: int,
 ) -> tuple[Any, ...]:
     rows = num_placed = 0
     for row in row_of:
@@ -117,7 +122,7 @@ def _lay_out(
 
 
 def lay_out(
-    documents: Documents,
+    documents: DocumentTable,
     order: NDArray[np.int64],
     row_of: NDArray[np.int64],
     row_len: int,
@@ -140,7 +145,7 @@ def lay_out(
 @compiled
 def fill_rows(
     tokens: Tokens,
-    documents: Documents,
+    documents: DocumentTable,
     placed: NDArray[np.int64],
     first: NDArray[np.int64],
     pad_token_id: int,

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from composer_packing.batch.contract import IGNORE_INDEX, Batch
 from composer_packing.common.arguments import check_ints
-from composer_packing.packing.document_table import Documents, LossMask, Tokens
+from composer_packing.packing.document_table import DocumentTable, LossMask, Tokens
 from composer_packing.packing.labels.keyed_mlm import KeyedMasking
 from composer_packing.packing.labels.next_tokens import write_next_tokens
 from composer_packing.packing.labels.published_mlm import mask_in_place
@@ -69,7 +69,7 @@ class RowWriter:
         self,
         tokens: Tokens,
         loss_mask: LossMask,
-        documents: Documents,
+        documents: DocumentTable,
         layout: Layout,
         mask_prob: float,
         rng: np.random.Generator,

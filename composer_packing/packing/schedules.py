@@ -9,8 +9,8 @@ import enum
 import math
 from bisect import bisect_right
 
-from composer_packing.common.arguments import check_ratio, chosen
-from composer_packing.common.durations import UNITS, DurationLike, duration_of
+from composer_packing.common.arguments import check_ratio, parse_choice
+from composer_packing.common.durations import UNITS, DurationLike, parse_duration
 
 
 class BatchSizeWarmupScheduler:
@@ -37,7 +37,7 @@ class BatchSizeWarmupScheduler:
             raise ValueError(f"need 1 <= {min_batch_size=} <= {max_batch_size=}")
         self.min_batch_size = min_batch_size
         self.max_batch_size = max_batch_size
-        duration = duration_of("warmup_tokens", warmup_tokens)
+        duration = parse_duration("warmup_tokens", warmup_tokens)
         self.unit = duration.unit
         self.local_warmup = duration.local(world_size)
 
@@ -101,7 +101,7 @@ class MaskingRatioCooldownScheduler:
         check_ratio("final_masking_ratio", final_masking_ratio)
         if final_masking_ratio > initial_masking_ratio:
             raise ValueError(f"{final_masking_ratio=} must not exceed {initial_masking_ratio=}")
-        self.schedule_type = chosen(MaskingSchedule, "schedule_type", schedule_type)
+        self.schedule_type = parse_choice(MaskingSchedule, "schedule_type", schedule_type)
         if self.schedule_type is MaskingSchedule.STAIR and not (step_size is not None and 0 < step_size <= 1):
             raise ValueError(f"{step_size=} must be above 0 and at most 1 for schedule_type='stair'")
         if self.schedule_type is MaskingSchedule.LINEAR and step_size is not None:
@@ -109,8 +109,8 @@ class MaskingRatioCooldownScheduler:
         self.initial_masking_ratio = initial_masking_ratio
         self.final_masking_ratio = final_masking_ratio
         self.step_size = step_size
-        cooldown = duration_of("cooldown_tokens", cooldown_tokens)
-        start = duration_of("start_tokens", start_tokens)
+        cooldown = parse_duration("cooldown_tokens", cooldown_tokens)
+        start = parse_duration("start_tokens", start_tokens)
         if start.count and start.unit != cooldown.unit:
             raise ValueError(f"{start_tokens=} and {cooldown_tokens=} must have the same unit")
         self.unit = cooldown.unit
@@ -208,7 +208,7 @@ def cooldown_from_options(
     world_size: int,
 ) -> MaskingRatioCooldownScheduler | None:
     """The packer's mask-ratio cooldown, or None where its options are None; ValueError where some are."""
-    chosen(MaskingSchedule, "schedule_type", masking_cooldown_schedule_type)
+    parse_choice(MaskingSchedule, "schedule_type", masking_cooldown_schedule_type)
     given = (
         final_masking_ratio,
         masking_ratio_cooldown_tokens,

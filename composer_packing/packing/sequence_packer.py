@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch.utils.data.distributed import DistributedSampler
 
 from composer_packing.batch.contract import Batch
-from composer_packing.common.arguments import check_positive, chosen
+from composer_packing.common.arguments import check_positive, parse_choice
 from composer_packing.common.durations import DurationLike
 from composer_packing.common.snapshots import Snapshot, Stateful, differences
 from composer_packing.packing.epoch_end import EpochReport
@@ -126,9 +126,9 @@ class SequencePacker(abc.ABC):
         self.mask_token_id = mask_token_id
         self.ignore_token_id = ignore_token_id
         self.mask_prob, self.seed, self.keyed_masking = mask_prob, seed, keyed_masking
-        self.tail = chosen(Tail, "tail", tail)
-        self.over_long = chosen(OverLong, "over_long", over_long)
-        self.objective = chosen(Objective, "objective", objective)
+        self.tail = parse_choice(Tail, "tail", tail)
+        self.over_long = parse_choice(OverLong, "over_long", over_long)
+        self.objective = parse_choice(Objective, "objective", objective)
         self._has_others = world_size > 1
         self._writer = RowWriter(
             *(self.objective, out_pseq_len, pad_token_id, mask_token_id, ignore_token_id),

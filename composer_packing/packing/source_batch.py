@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.common.errors import shown
+from composer_packing.common.errors import one_line
 from composer_packing.packing.document_table import LossMask
-from composer_packing.packing.token_arrays import check_ids, end_to_end, loss_masks_end_to_end
+from composer_packing.packing.token_arrays import check_ids, concatenate_ids, concatenate_loss_masks
 
 
 class FlatSourceBatch(NamedTuple):
@@ -74,9 +74,9 @@ def flat_source_batch(
         ids = [document["input_ids"] for document in documents]
     except (TypeError, KeyError, IndexError) as error:
         raise TypeError(
-            f"a source batch must be a list of {{'input_ids': ids}}, one per document; got {shown(documents)}"
+            f"a source batch must be a list of {{'input_ids': ids}}, one per document; got {one_line(documents)}"
         ) from error
-    tokens, lengths = end_to_end("input_ids", ids, vocab_size)
+    tokens, lengths = concatenate_ids("input_ids", ids, vocab_size)
     if not loss_masked and any("loss_mask" in document for document in documents):
         raise TypeError(
             "documents have a loss_mask, which is not kept here: it takes loss_masked=True, or objective='sft'"
@@ -89,7 +89,7 @@ def flat_source_batch(
     )
 
 
-def checked(
+def validate_source_batch(
     source_batch: FlatSourceBatch, numbered: bool, loss_masked: bool
 ) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64], NDArray[np.int64], LossMask]:
     """The parts of a source batch, if they are what they should be; zeros for numbers that are not wanted.
@@ -156,7 +156,7 @@ def _numbers(documents: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
 
 def _loss_mask(documents: Sequence[Mapping[str, Any]], lengths: NDArray[np.int64]) -> LossMask:
     try:
-        return loss_masks_end_to_end([document["loss_mask"] for document in documents], lengths)
+        return concatenate_loss_masks([document["loss_mask"] for document in documents], lengths)
     except KeyError as error:
         raise TypeError(
             "fine-tuning needs the loss mask of each document, as {'input_ids': ids, 'loss_mask': mask}; one has none"

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing.common.jit import compiled
-from composer_packing.packing.document_table import NO_ROW, Documents
+from composer_packing.packing.document_table import NO_ROW, DocumentTable
 from composer_packing.packing.sequence_packer import SequencePacker
 from composer_packing.packing.source_batch import SourceBatch
 
@@ -57,7 +57,7 @@ def _holds(sums: NDArray[np.uint64], number: int) -> bool:
 
 @compiled
 def place_subset_sum(
-    documents: Documents, order: NDArray[np.int64], rows: int, row_len: int, shortest: int
+    documents: DocumentTable, order: NDArray[np.int64], rows: int, row_len: int, shortest: int
 ) -> NDArray[np.int64]:
     """Place documents so that rows are filled to the last slot where that is possible.
 

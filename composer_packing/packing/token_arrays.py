@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.common.errors import shown
+from composer_packing.common.errors import one_line
 from composer_packing.packing.document_table import LossMask, Tokens
 
 
@@ -19,7 +19,7 @@ def token_dtype(vocab_size: int | None) -> Any:
     return np.uint16 if vocab_size <= 2**16 else np.uint32
 
 
-def end_to_end(
+def concatenate_ids(
     name: str, sequences: Sequence[Any], vocab_size: int | None = None, values: str = "token ids"
 ) -> tuple[Tokens, NDArray[np.int64]]:
     """Ids of all sequences in one array, in the type `token_dtype` says, and how many each has.
@@ -81,7 +81,7 @@ def _joined_lists(name: str, sequences: Sequence[list[int]], vocab_size: int | N
         raise TypeError(_which_is_wrong(name, sequences)) from error
 
 
-def loss_masks_end_to_end(masks: Sequence[Any], lengths: NDArray[np.int64]) -> LossMask:
+def concatenate_loss_masks(masks: Sequence[Any], lengths: NDArray[np.int64]) -> LossMask:
     """Loss masks of all documents in one array.
 
     Args:
@@ -92,7 +92,7 @@ def loss_masks_end_to_end(masks: Sequence[Any], lengths: NDArray[np.int64]) -> L
         TypeError: a mask is something else.
         ValueError: a mask holds something else than 0 and 1, or is not as long as its document.
     """
-    joined, mask_lengths = end_to_end("each loss mask", masks, 2, "values of loss masks")
+    joined, mask_lengths = concatenate_ids("each loss mask", masks, 2, "values of loss masks")
     for number in np.flatnonzero(mask_lengths != lengths)[:1]:
         raise ValueError(f"loss mask {number} has {mask_lengths[number]} values for {lengths[number]} tokens")
     return joined.astype(np.uint8)
@@ -105,5 +105,5 @@ def _which_is_wrong(name: str, sequences: Sequence[Any]) -> str:
             if len(sequence):
                 np.concatenate([np.asarray(sequence)], out=np.empty(len(sequence), np.int64), casting="same_kind")
         except (TypeError, ValueError, OverflowError, RuntimeError):
-            return f"{name} must be a flat sequence of integers that fit int64; got {shown(sequence)}"
+            return f"{name} must be a flat sequence of integers that fit int64; got {one_line(sequence)}"
     raise AssertionError("every sequence is well formed")

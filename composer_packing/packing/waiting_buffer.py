@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from composer_packing.common.snapshots import Snapshot
-from composer_packing.packing.document_table import BLOCK, DOCUMENT, Documents, LossMask, Tokens
-from composer_packing.packing.ingest import Entered, enter, gather
+from composer_packing.packing.document_table import BLOCK, DOCUMENT, DocumentTable, LossMask, Tokens
+from composer_packing.packing.ingest import Appended, append_documents, compact
 from composer_packing.packing.options import OverLong
-from composer_packing.packing.source_batch import FlatSourceBatch, SourceBatch, checked, flat_source_batch
+from composer_packing.packing.source_batch import FlatSourceBatch, SourceBatch, flat_source_batch, validate_source_batch
 from composer_packing.packing.token_account import TokenAccount
 from composer_packing.packing.token_arrays import check_ids, token_dtype
 
@@ -63,7 +63,7 @@ class WaitingBuffer:
     ) -> None:
         self.tokens: Tokens = np.empty(BLOCK, np.uint16 if vocab_size is None else token_dtype(vocab_size))
         self.loss_mask: LossMask = np.empty(BLOCK if loss_masked else 0, np.uint8)
-        self.documents: Documents = np.empty(0, DOCUMENT)
+        self.documents: DocumentTable = np.empty(0, DOCUMENT)
         self.order = np.empty(0, np.int64)
         self.num_added = self.num_gone = 0
         self.shortest = max_document_len
@@ -124,7 +124,7 @@ class WaitingBuffer:
             ValueError: it holds more documents than promised, its parts do not go together, an id is out of range, or a
                 document is longer than a row and that is an error. Nothing of it has been added then.
         """
-        tokens, lengths, numbers, loss_mask = checked(source_batch, self._numbered, self._loss_masked)
+        tokens, lengths, numbers, loss_mask = validate_source_batch(source_batch, self._numbered, self._loss_masked)
         if len(lengths) > self._src_batch_size:
             raise ValueError(
                 f"the source gave {len(lengths)} documents at once, more than src_batch_size={self._src_batch_size} "
@@ -134,8 +134,8 @@ class WaitingBuffer:
             self._widen(tokens.dtype)
         self._make_room(len(tokens), len(lengths) + len(tokens) // self._max_document_len)
         tokens_end = self._tokens_end + len(tokens)
-        entered = Entered(
-            *enter(
+        entered = Appended(
+            *append_documents(
                 tokens,
                 lengths,
                 numbers,
@@ -213,7 +213,7 @@ class WaitingBuffer:
         self.account = TokenAccount(**state["account"])
         self.account_before = TokenAccount(**state["account_before"])
 
-    def _check(self, entered: Entered, num_tokens: int) -> None:
+    def _check(self, entered: Appended, num_tokens: int) -> None:
         if entered.least < 0 or entered.longest > num_tokens or entered.total != num_tokens:
             raise ValueError(
                 f"a FlatSourceBatch has {num_tokens} tokens, but its lengths, from {entered.least} to "
@@ -253,7 +253,7 @@ class WaitingBuffer:
 
 
 def _state_dict(
-    tokens: Tokens, loss_mask: LossMask, documents: Documents, order: NDArray[np.int64], counts: dict[str, Any]
+    tokens: Tokens, loss_mask: LossMask, documents: DocumentTable, order: NDArray[np.int64], counts: dict[str, Any]
 ) -> dict[str, Any]:
     """A copy of the documents in `order`, and of nothing else."""
     sizes = int(documents["length"][order].sum()), len(order)
@@ -268,17 +268,17 @@ def _state_dict(
 def _copied(
     tokens: Tokens,
     loss_mask: LossMask,
-    documents: Documents,
+    documents: DocumentTable,
     order: NDArray[np.int64],
     num_slots: int,
     num_places: int,
-) -> tuple[Tokens, LossMask, Documents]:
+) -> tuple[Tokens, LossMask, DocumentTable]:
     """The documents in `order` at the front of new arrays."""
     dtype: Any = tokens.dtype
     to_tokens: Tokens = np.empty(num_slots, dtype)
     to_mask = np.empty(num_slots if len(loss_mask) else 0, np.uint8)
-    to_documents: Documents = np.empty(num_places, DOCUMENT)
-    gather(tokens, loss_mask, documents, order, to_tokens, to_mask, to_documents)
+    to_documents: DocumentTable = np.empty(num_places, DOCUMENT)
+    compact(tokens, loss_mask, documents, order, to_tokens, to_mask, to_documents)
     return to_tokens, to_mask, to_documents
 
 

@@ -33,7 +33,7 @@ class IntervalConsoleLogger(LoggerDestination):
             self._console.run_event(event, state, logger)
 
 
-def say(text: str) -> None:
+def print_once(text: str) -> None:
     """Print on the first rank."""
     if dist.get_global_rank() == 0:
         print(text, flush=True)

@@ -6,7 +6,7 @@ from composer import State
 from composer.optim import ComposerScheduler
 from torch import nn
 
-from composer_packing.common.durations import duration_of
+from composer_packing.common.durations import parse_duration
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -35,8 +35,8 @@ class WarmupStableDecayScheduler(ComposerScheduler):
     """
 
     def __init__(self, t_warmup: str, t_decay: str, alpha_f: float = 0.0) -> None:
-        self.warmup = duration_of("t_warmup", t_warmup)
-        self.decay = duration_of("t_decay", t_decay)
+        self.warmup = parse_duration("t_warmup", t_warmup)
+        self.decay = parse_duration("t_decay", t_decay)
         self.alpha_f = alpha_f
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:

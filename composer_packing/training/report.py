@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from composer_packing.checkpointing.object_store import is_in_store
-from composer_packing.common.durations import UNITS, Duration, duration_of
+from composer_packing.common.durations import UNITS, Duration, parse_duration
 from composer_packing.config.schema import TrainConfig
 from composer_packing.data.open_source import Source
 from composer_packing.model.attention import describe_attention
@@ -44,24 +44,24 @@ def start_lines(
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     dtype = torch.bfloat16 if "bf16" in precision else torch.float16 if "fp16" in precision else torch.float32
     attention = describe_attention(torch.device("cuda" if device == "gpu" else "cpu"), dtype)
-    duration = duration_of("max_duration", config.max_duration)
+    duration = parse_duration("max_duration", config.max_duration)
     slots = config.global_train_batch_size * config.max_seq_len
     rows = config.global_train_batch_size // config.device_train_microbatch_size
     tokens_each = {"tok": 1.0, "ba": float(slots), "sp": data.train.num_tokens / data.train.per_epoch}[duration.unit]
     tokens = duration.count * tokens_each
     loader, scheduler, held_out = config.train_loader, config.scheduler, len(data.val.documents)
-    warmup, decay = duration_of("t_warmup", scheduler.t_warmup), duration_of("t_decay", scheduler.t_decay)
+    warmup, decay = parse_duration("t_warmup", scheduler.t_warmup), parse_duration("t_decay", scheduler.t_decay)
     up = f"up over {_words(warmup)}" if warmup.count else "constant"
     schedules = [f"learning rate {up}" + (f", down over the last {_words(decay)}" if decay.count else "")]
     if loader.batch_size_warmup_tokens is not None:
-        end = duration_of("batch_size_warmup_tokens", loader.batch_size_warmup_tokens)
+        end = parse_duration("batch_size_warmup_tokens", loader.batch_size_warmup_tokens)
         schedules.append(
             f"batch size {loader.batch_size_warmup_min_size} -> {config.global_train_batch_size} sequences"
             + _until(end, duration)
         )
     if loader.masking_ratio_cooldown_tokens is not None:
-        start = duration_of("start", loader.masking_ratio_cooldown_start_tokens or 0)
-        cooldown = duration_of("cooldown", loader.masking_ratio_cooldown_tokens)
+        start = parse_duration("start", loader.masking_ratio_cooldown_start_tokens or 0)
+        cooldown = parse_duration("cooldown", loader.masking_ratio_cooldown_tokens)
         schedules.append(
             f"mask ratio {config.mlm_probability} -> {loader.final_masking_ratio} from {start.count:,}"
             + _until(Duration(start.count + cooldown.count, cooldown.unit), duration)

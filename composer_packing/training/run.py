@@ -10,7 +10,7 @@ from composer.utils import dist, get_device, reproducibility
 
 from composer_packing.batch.lockstep import Stopped
 from composer_packing.checkpointing.identity import RunIdentity
-from composer_packing.checkpointing.packed_dataset import PackedDataset, settings_of
+from composer_packing.checkpointing.packed_dataset import PackedDataset, settings_that_must_match
 from composer_packing.checkpointing.resumption import Resumption
 from composer_packing.checkpointing.run_folder import RunFolder, check_save_folder
 from composer_packing.checkpointing.sigterm import EXIT_CODE, StopAtSigterm, UntilStopped
@@ -20,7 +20,7 @@ from composer_packing.data.open_source import open_source
 from composer_packing.packing.options import Objective
 from composer_packing.training.batches import train_batches
 from composer_packing.training.composer_model import PackedLanguageModel
-from composer_packing.training.console import IntervalConsoleLogger, say
+from composer_packing.training.console import IntervalConsoleLogger, print_once
 from composer_packing.training.dataspec import packed_dataspec
 from composer_packing.training.evaluation import eval_batches, eval_loss, evaluate, evaluation_times
 from composer_packing.training.monitor import PackingMonitor
@@ -42,14 +42,14 @@ def train(config: TrainConfig) -> int:
     folder = RunFolder(config)
     config, checkpoint = folder.config, folder.read_checkpoint()
     if checkpoint is not None and checkpoint.is_end_of(config):
-        say(finished_line(config, folder.goes_on))
+        print_once(finished_line(config, folder.goes_on))
         return 0
 
     data = open_source(config)
     if checkpoint is not None:
         checkpoint.check_tokenizer(data.tokenizer.text)
     batches = train_batches(data.train.documents, config, data.tokenizer.vocabulary, pin_memory=device.name == "gpu")
-    settings = settings_of(config, data.tokenizer.fingerprint, data.train.documents.fingerprint)
+    settings = settings_that_must_match(config, data.tokenizer.fingerprint, data.train.documents.fingerprint)
     packed = PackedDataset(batches, settings, config.restart_changed_data)
     held_out = UntilStopped(eval_batches(data.val.documents, config, data.tokenizer.vocabulary), batches)
     model, identity = PackedLanguageModel(config.model), RunIdentity(data.tokenizer.text, config)
@@ -76,10 +76,10 @@ def train(config: TrainConfig) -> int:
     )
     clock = trainer.state.timestamp
     try:
-        say(start_lines(config, data, model, device.name, precision, dist.get_world_size(), clock.batch.value))
+        print_once(start_lines(config, data, model, device.name, precision, dist.get_world_size(), clock.batch.value))
         before = evaluate(trainer) if clock.batch.value == 0 or stopping.owes_evaluation else None
         if clock >= config.max_duration:  # the evaluation was left to do
-            say(finished_line(config, folder.goes_on, before))
+            print_once(finished_line(config, folder.goes_on, before))
             return 0
         with contextlib.suppress(Stopped), folder.errors_in_a_line():
             trainer.fit()
@@ -88,8 +88,8 @@ def train(config: TrainConfig) -> int:
         batches.close(timeout=5.0)  # seconds; a source that is stuck must not keep this rank, for which others wait
     clock, last = trainer.state.timestamp, folder.last_written(trainer.saved_checkpoints, trainer.state.run_name)
     if clock < config.max_duration or held_out.was_broken_off:
-        say(stopped_line(config, clock.batch.value, last))
+        print_once(stopped_line(config, clock.batch.value, last))
         return EXIT_CODE
     assert monitor.summary is not None
-    say(end_lines(monitor.summary, before, eval_loss(trainer), last))
+    print_once(end_lines(monitor.summary, before, eval_loss(trainer), last))
     return 0

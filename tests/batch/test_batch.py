@@ -8,7 +8,7 @@ from composer_packing import (
     get_num_tokens_in_packed_batch,
     split_packed_batch,
 )
-from composer_packing.batch.contract import Batch, check, with_counts, with_equal_weights
+from composer_packing.batch.contract import Batch, check_batch, with_counts, with_equal_weights
 from composer_packing.batch.microbatches import get_num_targets_in_packed_batch, get_token_counts_in_packed_batch
 
 DOCUMENTS, TOKENS, TARGETS = 5, 12, 3
@@ -136,8 +136,8 @@ def test_the_length_of_cu_seqlens_is_marked_dynamic_unless_asked_not_to(batch: B
 
 
 def test_a_sound_batch_passes_the_check(batch: Batch) -> None:
-    check(batch)
-    check(batch | {"labels": None})
+    check_batch(batch)
+    check_batch(batch | {"labels": None})
 
 
 @pytest.mark.parametrize(
@@ -153,19 +153,19 @@ def test_a_sound_batch_passes_the_check(batch: Batch) -> None:
 def test_a_broken_segment_list_is_named(batch: Batch, key: str, value: Any, message: str) -> None:
     batch[key][0] = value
     with pytest.raises(ValueError, match=message):
-        check(batch)
+        check_batch(batch)
 
 
 def test_a_mask_that_disagrees_with_the_segments_is_named(batch: Batch) -> None:
     batch["attention_mask"][1, 4] = 1
     with pytest.raises(ValueError, match="row 1: attention_mask has 5 ones"):
-        check(batch)
+        check_batch(batch)
 
 
 def test_a_target_in_the_padding_is_named(batch: Batch) -> None:
     batch["labels"][2, 3] = 1
     with pytest.raises(ValueError, match="row 2: a target lies behind"):
-        check(batch)
+        check_batch(batch)
 
 
 @pytest.mark.parametrize("padding_tolerance", [-0.1, float("nan")])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from composer_packing.checkpointing.object_store import addresses_in, check_store, here, is_in_store
+from composer_packing.checkpointing.object_store import addresses_in, check_store, is_in_store, local_copy
 from composer_packing.checkpointing.run_folder import RunFolder
 from composer_packing.common.errors import ConfigError
 from tests.tools.running import COMPOSER, SHORT, run, training
@@ -77,10 +77,10 @@ def test_a_run_in_a_store_is_not_written_over(put: Put, unlike: dict[str, bool])
 
 def test_a_checkpoint_is_fetched_and_its_copy_removed(put: Put, tmp_path: Path) -> None:
     put("mine/ep0-ba9-rank0.pt")
-    with here("s3://runs/mine/ep0-ba9-rank{rank}.pt") as copy:
+    with local_copy("s3://runs/mine/ep0-ba9-rank{rank}.pt") as copy:
         assert copy.read_text() == "mine/ep0-ba9-rank0.pt"
     assert not copy.parent.exists()
-    with here(str(tmp_path / "rank{rank}")) as file:
+    with local_copy(str(tmp_path / "rank{rank}")) as file:
         assert file == tmp_path / "rank0"
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from composer_packing import KeyedMasking, SequencePacker, SubsetSumSequencePacker, Tail
 from composer_packing.batch.contract import Batch
-from composer_packing.checkpointing.redealing import dealt_again, goes_on_as_it_is
+from composer_packing.checkpointing.redealing import has_the_same_shares, redeal
 from composer_packing.data.array_documents import DocumentDataset
 from composer_packing.data.document_loader import DocumentLoader
 from composer_packing.data.share_sampler import ALL, Deal, NumberBatches, ShareSampler
@@ -89,7 +89,7 @@ def test_every_document_of_every_epoch_comes_once_whatever_ranks_go_on_where_oth
         tokens = sum(state["stream"]["source"]["local"]["tok"] for state in states)
         ranks = [Rank(documents, rank, world_size) for rank in range(world_size)]
         for number, rank in enumerate(ranks if states else []):
-            rank.load(dealt_again(states, number, world_size))
+            rank.load(redeal(states, number, world_size))
         assert sum(rank.packer.local_tokens for rank in ranks) == tokens, "schedules go on"
         for rank, more in zip(ranks, batches, strict=False):
             rank.take(more, last_epoch=epochs - 1)
@@ -108,7 +108,7 @@ def test_what_waited_keeps_its_order_and_its_masks() -> None:
     for rank in ranks:
         rank.take(2, 0)
     in_line = [rank.waiting() for rank in ranks]
-    taken_over = [dealt_again([rank.state() for rank in ranks], rank, 3) for rank in range(3)]
+    taken_over = [redeal([rank.state() for rank in ranks], rank, 3) for rank in range(3)]
     dealt = [state["stream"]["source"]["waiting"]["documents"]["number"].tolist() for state in taken_over]
     expected = [number for pair in zip_longest(*in_line) for number in pair if number is not None]
     assert expected == [number for some in zip_longest(*dealt) for number in some if number is not None]
@@ -130,22 +130,22 @@ def test_dealing_again_by_hand() -> None:
 def test_ranks_go_on_as_they_are_where_they_read_the_same_shares() -> None:
     documents = numbered(10)
     states = [Rank(documents, rank, 2).state() for rank in range(2)]
-    assert goes_on_as_it_is(states, states[1], 2)
-    assert not goes_on_as_it_is(states, Rank(documents, 0, 1).state(), 1)
+    assert has_the_same_shares(states, states[1], 2)
+    assert not has_the_same_shares(states, Rank(documents, 0, 1).state(), 1)
     other_nodes = saved_and_read(states[0])
     other_nodes["stream"]["source"]["source"]["ranks_per_node"] = 1
-    assert not goes_on_as_it_is(states, other_nodes, 2)
+    assert not has_the_same_shares(states, other_nodes, 2)
     theirs = saved_and_read(states[0])
     theirs["stream"]["source"]["source"] = {"place": 3}  # of a source that is not ours
-    assert goes_on_as_it_is([theirs] * 2, theirs, 2)
+    assert has_the_same_shares([theirs] * 2, theirs, 2)
     with pytest.raises(ValueError, match="whose source knows no place"):
-        dealt_again([theirs] * 2, 0, 1)
+        redeal([theirs] * 2, 0, 1)
 
 
 def test_a_source_without_a_place_cannot_be_dealt_out_again() -> None:
     packer = SubsetSumSequencePacker([[{"input_ids": torch.arange(3)}]], 2, 4, 1, 4, 3)
     with pytest.raises(ValueError, match="saved on 2 ranks, whose source knows no place: it cannot go on on 1"):
-        dealt_again([state_of(packer)] * 2, 0, 1)
+        redeal([state_of(packer)] * 2, 0, 1)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from composer.loggers import InMemoryLogger
 from composer.optim import DecoupledAdamW
 
 from composer_packing.batch.lockstep import Lockstep, Stopped
-from composer_packing.checkpointing.packed_dataset import PackedDataset, settings_of
+from composer_packing.checkpointing.packed_dataset import PackedDataset, settings_that_must_match
 from composer_packing.checkpointing.resumption import Resumption
 from composer_packing.checkpointing.sigterm import StopAtSigterm, UntilStopped
 from composer_packing.common.errors import ConfigError
@@ -52,7 +52,9 @@ class Run:
         torch.manual_seed(0 if load_path is None else 1)
         model, self.log = PackedLanguageModel(config.model), InMemoryLogger()
         self.batches = train_batches(documents_of(60), config, VOCABULARY)
-        self.data = PackedDataset(self.batches, settings_of(config, "t", data), more.pop("restart_changed", False))
+        self.data = PackedDataset(
+            self.batches, settings_that_must_match(config, "t", data), more.pop("restart_changed", False)
+        )
         stop = Stop(self.batches, stop_in)
         every_batch = StopAtSigterm(self.batches, "1ba", UntilStopped([], self.batches)).is_to_save
         settings: dict[str, Any] = {"save_interval": every_batch, "save_overwrite": True}

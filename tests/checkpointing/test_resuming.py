@@ -24,7 +24,7 @@ from composer_packing import (
 )
 from composer_packing.batch.contract import Batch
 from composer_packing.batch.lockstep import Lockstep
-from composer_packing.checkpointing.packed_dataset import PackedDataset, settings_of
+from composer_packing.checkpointing.packed_dataset import PackedDataset, settings_that_must_match
 from composer_packing.common.errors import ConfigError
 from composer_packing.config.schema import TrainConfig, TrainLoaderConfig
 from composer_packing.config.sources import DataConfig
@@ -330,7 +330,7 @@ def test_batches_that_know_no_place_say_so() -> None:
 
 
 def packed(config: TrainConfig, data: str = "a", restart_changed: bool = False) -> PackedDataset:
-    return PackedDataset(made(config), settings_of(config, "t", data), restart_changed)
+    return PackedDataset(made(config), settings_that_must_match(config, "t", data), restart_changed)
 
 
 def test_a_checkpoint_of_other_data_or_settings_is_refused_with_every_difference() -> None:

@@ -5,17 +5,17 @@ from composer import Time, TimeUnit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_packing.common.durations import Duration, duration_of
+from composer_packing.common.durations import Duration, parse_duration
 
 
 @pytest.mark.parametrize("time", [1000, "1000tok", "1_000tok", Time(1000, TimeUnit.TOKEN)])
 def test_an_int_is_a_number_of_tokens(time: Any) -> None:
-    assert duration_of("warmup", time) == Duration(1000, "tok")
+    assert parse_duration("warmup", time) == Duration(1000, "tok")
 
 
 @pytest.mark.parametrize("unit", ["tok", "sp", "ba"])
 def test_durations_are_read_and_written_as_composer_does(unit: str) -> None:
-    assert duration_of("warmup", f"7{unit}") == duration_of("warmup", Time(7, unit)) == Duration(7, unit)
+    assert parse_duration("warmup", f"7{unit}") == parse_duration("warmup", Time(7, unit)) == Duration(7, unit)
     assert str(Duration(7, unit)) == f"7{unit}"
 
 
@@ -32,12 +32,12 @@ def test_ranks_share_tokens_and_documents_so_that_all_of_them_are_seen_and_batch
 @pytest.mark.parametrize("unit", ["tok", "sp", "ba"])
 def test_a_share_of_the_training_is_in_its_unit(unit: str) -> None:
     whole = Duration(2000, unit)
-    assert duration_of("warmup", "0.1dur", max_duration=whole) == Duration(200, unit)
-    assert duration_of("warmup", "0.7dur", max_duration=Duration(10, unit)) == Duration(7, unit)
-    assert duration_of("warmup", "0.29dur", max_duration=Duration(100, unit)) == Duration(29, unit), "as written"
-    assert duration_of("warmup", "0.5dur", max_duration=Duration(7, unit)) == Duration(3, unit), "two halves fit"
-    assert duration_of("warmup", Time(0.25, "dur"), max_duration=whole) == Duration(500, unit)
-    assert duration_of("warmup", "5ba", max_duration=whole) == Duration(5, "ba")
+    assert parse_duration("warmup", "0.1dur", max_duration=whole) == Duration(200, unit)
+    assert parse_duration("warmup", "0.7dur", max_duration=Duration(10, unit)) == Duration(7, unit)
+    assert parse_duration("warmup", "0.29dur", max_duration=Duration(100, unit)) == Duration(29, unit), "as written"
+    assert parse_duration("warmup", "0.5dur", max_duration=Duration(7, unit)) == Duration(3, unit), "two halves fit"
+    assert parse_duration("warmup", Time(0.25, "dur"), max_duration=whole) == Duration(500, unit)
+    assert parse_duration("warmup", "5ba", max_duration=whole) == Duration(5, "ba")
 
 
 @pytest.mark.parametrize("whole", [None, Duration(100, "tok")])
@@ -50,24 +50,24 @@ def test_a_share_of_the_training_is_in_its_unit(unit: str) -> None:
 )
 def test_anything_else_is_an_error_that_shows_it(time: Any, whole: Duration | None) -> None:
     with pytest.raises(ValueError, match="warmup=") as error:
-        duration_of("warmup", time, max_duration=whole)
+        parse_duration("warmup", time, max_duration=whole)
     assert repr(time) in str(error.value)
 
 
 def test_a_share_of_an_unknown_length_is_an_error_that_does_not_ask_for_one() -> None:
     with pytest.raises(ValueError, match=r"warmup='0\.5dur' must be a duration such as 1000tok, 50sp, 10ba$"):
-        duration_of("warmup", "0.5dur")
+        parse_duration("warmup", "0.5dur")
 
 
 def test_what_comes_to_too_little_is_an_error_that_shows_both() -> None:
     with pytest.raises(ValueError, match=r"interval='0\.001dur' comes to 0ba; it must be at least 1ba"):
-        duration_of("interval", "0.001dur", least=1, max_duration=Duration(100, "ba"))
+        parse_duration("interval", "0.001dur", least=1, max_duration=Duration(100, "ba"))
 
 
 @pytest.mark.parametrize("time", ["1e308dur", "1e30tok", 2**63])
 def test_what_no_counter_can_hold_is_an_error_that_shows_it(time: Any) -> None:
     with pytest.raises(ValueError, match=r"it must be below 2\*\*63 tokens") as error:
-        duration_of("interval", time, max_duration=Duration(1000, "tok"))
+        parse_duration("interval", time, max_duration=Duration(1000, "tok"))
     assert f"interval={time!r} is too long" in str(error.value)
 
 

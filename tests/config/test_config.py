@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from composer_packing.common.errors import ConfigError
-from composer_packing.config.loading import load
+from composer_packing.config.loading import load_config
 from composer_packing.config.schema import TrainConfig
 from tests.tools import ROOT
 
@@ -26,7 +26,7 @@ def empty(tmp_path: Path) -> str:
 
 def message(path: str, *overrides: str, world_size: int = 1) -> str:
     with pytest.raises(ConfigError) as caught:
-        load(path, overrides, world_size)
+        load_config(path, overrides, world_size)
     text = str(caught.value)
     assert "\n" not in text
     return text
@@ -35,13 +35,13 @@ def message(path: str, *overrides: str, world_size: int = 1) -> str:
 @pytest.mark.parametrize("path", sorted(YAMLS.rglob("*.yaml")), ids=str)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_every_yaml_of_ours_is_read(path: Path, world_size: int) -> None:
-    assert isinstance(load(str(path), [], world_size), TrainConfig)
+    assert isinstance(load_config(str(path), [], world_size), TrainConfig)
 
 
 def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump({"seed": 5, "optimizer": {"lr": 0.5}, "max_seq_len": 64}))
-    config = load(str(path), [*SMALLEST, "optimizer.lr=2e-5", "max_seq_len=32"], 2)
+    config = load_config(str(path), [*SMALLEST, "optimizer.lr=2e-5", "max_seq_len=32"], 2)
     assert config.optimizer.lr == 2e-5
     assert config.seed == 5
     assert config.optimizer.eps == 1e-6
@@ -199,7 +199,7 @@ def test_what_is_wrong_with_a_source_is_said_in_one_line(empty: str, overrides: 
 
 def test_a_share_of_the_training_comes_out_in_the_unit_of_its_length_and_other_units_stay(empty: str) -> None:
     for length, tenth in (("1000tok", "100tok"), ("50sp", "5sp"), ("10ba", "1ba")):
-        config = load(
+        config = load_config(
             empty,
             [
                 *SMALLEST,
@@ -239,7 +239,7 @@ def test_a_mask_ratio_that_changes_goes_with_masked_tokens_only(empty: str, obje
 
 def test_a_cooldown_and_its_start_are_counted_in_the_same_unit(empty: str) -> None:
     cooldown = ["train_loader.masking_ratio_cooldown_tokens=5ba", "train_loader.final_masking_ratio=0.1"]
-    load(empty, [*SMALLEST, *cooldown, "train_loader.masking_ratio_cooldown_start_tokens=0tok"], 1)
+    load_config(empty, [*SMALLEST, *cooldown, "train_loader.masking_ratio_cooldown_start_tokens=0tok"], 1)
     assert "masking_ratio_cooldown_start_tokens=9tok: give it in ba" in message(
         empty, *SMALLEST, *cooldown, "train_loader.masking_ratio_cooldown_start_tokens=9tok"
     )
@@ -258,7 +258,7 @@ def test_a_cooldown_and_its_start_are_counted_in_the_same_unit(empty: str) -> No
 )
 def test_a_cooldown_that_makes_no_sense_is_said_in_the_keys_own_words(empty: str, override: str, words: str) -> None:
     cooldown = ["train_loader.masking_ratio_cooldown_tokens=5ba", "train_loader.final_masking_ratio=0.1"]
-    load(empty, [*SMALLEST, *cooldown], 1)
+    load_config(empty, [*SMALLEST, *cooldown], 1)
     assert words in message(empty, *SMALLEST, *cooldown, override)
 
 
@@ -266,7 +266,7 @@ def test_a_cooldown_that_makes_no_sense_is_said_in_the_keys_own_words(empty: str
 def test_a_stair_has_a_height(empty: str, step: str) -> None:
     cooldown = ["train_loader.masking_ratio_cooldown_tokens=5ba", "train_loader.final_masking_ratio=0.1"]
     stair = [*cooldown, "train_loader.masking_cooldown_schedule_type=stair"]
-    load(empty, [*SMALLEST, *stair, "train_loader.masking_ratio_step_size=0.1"], 1)
+    load_config(empty, [*SMALLEST, *stair, "train_loader.masking_ratio_step_size=0.1"], 1)
     assert "must lie above 0 and not above 1" in message(
         empty, *SMALLEST, *stair, f"train_loader.masking_ratio_step_size={step}"
     )
@@ -277,13 +277,13 @@ def test_a_missing_key_is_named_with_the_way_to_set_it(empty: str) -> None:
 
 
 def test_the_largest_seed_leaves_room_for_the_ranks_which_add_their_number(empty: str) -> None:
-    load(empty, [*SMALLEST, "seed=4294967295"], 1)
-    load(empty, [*SMALLEST, "seed=4294967294"], 2)
+    load_config(empty, [*SMALLEST, "seed=4294967295"], 1)
+    load_config(empty, [*SMALLEST, "seed=4294967294"], 2)
     assert "seed=4294967295: 2 ranks add up to 1" in message(empty, *SMALLEST, "seed=4294967295", world_size=2)
 
 
 def test_batches_must_divide_by_ranks_and_rows(empty: str) -> None:
-    load(empty, SMALLEST, 4)
+    load_config(empty, SMALLEST, 4)
     assert "multiple of 16, which is 8 ranks times device_train_microbatch_size=2" in message(
         empty, *SMALLEST, world_size=8
     )
@@ -334,4 +334,4 @@ def test_the_precision_is_one_the_device_has() -> None:
 def test_a_run_with_a_name_goes_on_unless_it_is_to_write_over_itself(
     empty: str, overrides: list[str], resumes: bool
 ) -> None:
-    assert load(empty, [*SMALLEST, *overrides], 1).resumes is resumes
+    assert load_config(empty, [*SMALLEST, *overrides], 1).resumes is resumes

@@ -29,11 +29,11 @@ from composer_packing.common.errors import ConfigError
 from composer_packing.data.prepare import command as prepare
 from composer_packing.data.prepare import tokenize_records as chunks_module
 from composer_packing.data.prepare.files import check_apart
-from composer_packing.data.prepare.ordered_pool import UNDER_WAY, in_order
+from composer_packing.data.prepare.ordered_pool import UNDER_WAY, map_in_order
 from composer_packing.data.prepare.pipeline import Preparing, write_shards
 from composer_packing.data.prepare.record_text import held_out
-from composer_packing.data.prepare.shard_writer import encoded
-from composer_packing.data.prepare.tokenizer_sample import sampled_texts
+from composer_packing.data.prepare.shard_writer import encode_sample
+from composer_packing.data.prepare.tokenizer_sample import sample_texts
 from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, load_tokenizer, train_tokenizer
 
 
@@ -243,10 +243,10 @@ def test_settings_that_do_not_go_with_the_inputs_are_an_error(tmp_path: Path, ne
 def test_texts_for_a_tokenizer_are_of_the_train_split_and_bounded(tmp_path: Path) -> None:
     file, how = jsonl(tmp_path / "a.jsonl", DOCUMENTS), Preparing(processes=1, val_share=0.2)
     train = [text for text in DOCUMENTS if not held_out(text, 0.2)]
-    assert sampled_texts([file], [], how) == train
-    assert sampled_texts([file], [tmp_path / "never.jsonl"], how) == DOCUMENTS
+    assert sample_texts([file], [], how) == train
+    assert sample_texts([file], [tmp_path / "never.jsonl"], how) == DOCUMENTS
     size = sum(map(len, train))
-    some = sampled_texts([file], [], how, max_bytes=size // 3)
+    some = sample_texts([file], [], how, max_bytes=size // 3)
     assert size // 5 < sum(map(len, some)) <= size // 3
     assert some == [text for text in train if text in set(some)]
 
@@ -385,7 +385,7 @@ def test_results_come_in_order_and_few_items_are_under_way() -> None:
             taken.append(number)
             yield -number
 
-    results = in_order(abs, items(), 2, "composer_packing.data.prepare.ordered_pool")
+    results = map_in_order(abs, items(), 2, "composer_packing.data.prepare.ordered_pool")
     for number, result in enumerate(results):
         assert result == number
         assert len(taken) - number <= 2 * UNDER_WAY
@@ -394,7 +394,7 @@ def test_results_come_in_order_and_few_items_are_under_way() -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_an_error_and_no_hang() -> None:
-    results = in_order(signal.raise_signal, [signal.SIGKILL] * 9, 2, "composer_packing.data.prepare.ordered_pool")
+    results = map_in_order(signal.raise_signal, [signal.SIGKILL] * 9, 2, "composer_packing.data.prepare.ordered_pool")
     with pytest.raises(
         ConfigError, match=r"^processes=2: one of them was killed, perhaps as memory ran out; run again"
     ):
@@ -522,7 +522,7 @@ def test_a_signal_in_the_middle_of_starting_a_worker_ends_the_run_like_any_other
     script = """
         import os, signal, sys, time
         from multiprocessing import forkserver
-        from composer_packing.data.prepare.ordered_pool import in_order
+        from composer_packing.data.prepare.ordered_pool import map_in_order
 
         def interrupted(descriptor):
             started.append(read_signed(descriptor))  # the worker is there, and its pool does not know of it
@@ -532,7 +532,7 @@ def test_a_signal_in_the_middle_of_starting_a_worker_ends_the_run_like_any_other
 
         started, read_signed, forkserver.read_signed = [], forkserver.read_signed, interrupted
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-        for _ in in_order(time.sleep, [2.0, 0.0, 0.0, 0.0], 2, "composer_packing.data.prepare.ordered_pool"):
+        for _ in map_in_order(time.sleep, [2.0, 0.0, 0.0, 0.0], 2, "composer_packing.data.prepare.ordered_pool"):
             print("a result")
     """
     command = [sys.executable, "-c", textwrap.dedent(script), str(int(number))]
@@ -574,7 +574,7 @@ def test_memory_does_not_grow_with_the_size_of_files_or_lines(tmp_path: Path) ->
 def test_a_sample_is_encoded_as_the_library_does_it(count: int, dtype: Any, tmp_path: Path) -> None:
     ids = np.arange(count).astype(dtype)
     writer = MDSWriter(columns={"input_ids": f"ndarray:{ids.dtype.name}"}, out=str(tmp_path))
-    assert encoded(ids, is_text=False) == writer.encode_sample({"input_ids": ids})
+    assert encode_sample(ids, is_text=False) == writer.encode_sample({"input_ids": ids})
     writer = MDSWriter(columns={"text": "str"}, out=str(tmp_path / "text"))
     text = "é" * count
-    assert encoded(np.frombuffer(text.encode(), np.uint8), is_text=True) == writer.encode_sample({"text": text})
+    assert encode_sample(np.frombuffer(text.encode(), np.uint8), is_text=True) == writer.encode_sample({"text": text})

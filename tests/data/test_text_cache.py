@@ -8,7 +8,7 @@ from composer_packing.common.errors import ConfigError
 from composer_packing.config.sources import DataConfig, PlainTextConfig, RecordsConfig
 from composer_packing.data.open_source import open_source
 from composer_packing.data.prepare import text_cache as text_copy
-from composer_packing.data.prepare.text_cache import copied_texts
+from composer_packing.data.prepare.text_cache import copy_texts_once
 from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, train_tokenizer
 from tests.tools.written_sources import TEXTS, VOCAB_SIZE, run_over
 
@@ -23,18 +23,18 @@ def source(tmp_path: Path) -> RecordsConfig:
 
 def test_texts_are_copied_once_and_anew_when_a_file_or_a_setting_changes(source: RecordsConfig, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    first = copied_texts("jsonl", source, cache)
+    first = copy_texts_once("jsonl", source, cache)
     made = (first / "stats.json").stat().st_mtime_ns
-    assert copied_texts("jsonl", source, cache) == first
+    assert copy_texts_once("jsonl", source, cache) == first
     assert (first / "stats.json").stat().st_mtime_ns == made
     source.tokenizer = "another"  # which has no part in it
-    assert copied_texts("jsonl", source, cache) == first
+    assert copy_texts_once("jsonl", source, cache) == first
     source.val_share = 0.2
-    other = copied_texts("jsonl", source, cache)
+    other = copy_texts_once("jsonl", source, cache)
     path = Path(source.train[0])
     path.write_text(path.read_text().replace("Document 7 ", "Document 8 "))
     os.utime(path, ns=(1, 1))
-    assert len({first, other, copied_texts("jsonl", source, cache)}) == 3
+    assert len({first, other, copy_texts_once("jsonl", source, cache)}) == 3
 
 
 def test_a_copy_that_was_interrupted_is_made_anew(
@@ -47,8 +47,8 @@ def test_a_copy_that_was_interrupted_is_made_anew(
     with monkeypatch.context() as patch:
         patch.setattr(text_copy, "write_shards", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            copied_texts("jsonl", source, tmp_path / "cache")
-    folder = copied_texts("jsonl", source, tmp_path / "cache")
+            copy_texts_once("jsonl", source, tmp_path / "cache")
+    folder = copy_texts_once("jsonl", source, tmp_path / "cache")
     assert sorted(path.name for path in folder.iterdir()) == ["stats.json", "train", "val"]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from composer_packing import find_best_fit
 from composer_packing.packing.best_fit import empty_rows, place_best_fit
-from composer_packing.packing.document_table import BLOCK, DOCUMENT, NO_ROW, Documents
+from composer_packing.packing.document_table import BLOCK, DOCUMENT, NO_ROW, DocumentTable
 from composer_packing.packing.layout import fill_rows, lay_out
 from tests.tools import ROOT, reference
 
@@ -20,7 +20,7 @@ def row(spaces: list[int], length: int) -> int:
     return int(find_best_fit(np.array(spaces), length))
 
 
-def table(lengths: list[int]) -> Documents:
+def table(lengths: list[int]) -> DocumentTable:
     documents = np.zeros(len(lengths), DOCUMENT)
     documents["length"] = lengths
     documents["start"] = np.cumsum(lengths) - lengths

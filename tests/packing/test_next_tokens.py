@@ -20,7 +20,7 @@ from composer_packing import (
     flat_source_batch,
 )
 from composer_packing.batch.background import BufferedIterable
-from composer_packing.batch.contract import COUNTS, IGNORE_INDEX, Batch, check, with_counts
+from composer_packing.batch.contract import COUNTS, IGNORE_INDEX, Batch, check_batch, with_counts
 from composer_packing.batch.microbatches import split_packed_batch
 from composer_packing.model.modernbert import ModernBertForMaskedLM
 from composer_packing.packing.labels.keyed_mlm import KeyedMasking
@@ -93,7 +93,7 @@ def test_inputs_and_labels_are_the_same_pairs_packed_and_unpacked(
     packer = packer_class(*(source, 4, 30, 2, row_len, 6, 0), objective=objective, over_long=over_long, tail=Tail.EMIT)
     batches = list(packer)
     for batch in batches:
-        check(batch)
+        check_batch(batch)
         uncounted = {key: value for key, value in batch.items() if key not in COUNTS}
         assert with_counts(uncounted) == batch, "they are counted right while they are written"
     found = sum(map(pairs_in, batches), Counter[tuple[int, int]]())

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from composer_packing import GreedyBestFitSequencePacker, KeyedMasking
-from composer_packing.batch.contract import Batch, check
+from composer_packing.batch.contract import Batch, check_batch
 
 
 def packer(**settings: Any) -> GreedyBestFitSequencePacker:
@@ -24,7 +24,7 @@ def test_every_batch_has_memory_of_its_own(keyed: bool) -> None:
     first = next(iter(given))
     kept = [tensor.clone() for tensor in tensors(first)]
     for batch in given:
-        check(batch)
+        check_batch(batch)
         for tensor in tensors(batch):
             tensor.fill_(-7)
     assert all(torch.equal(one, other) for one, other in zip(tensors(first), kept, strict=True))

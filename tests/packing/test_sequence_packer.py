@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
 from composer_packing import GreedyBestFitSequencePacker, SequencePacker, SubsetSumSequencePacker, flat_source_batch
-from composer_packing.batch.contract import check
+from composer_packing.batch.contract import check_batch
 from composer_packing.packing.options import OverLong, Tail
 from composer_packing.packing.token_account import TokenAccount
 from tests.packing.test_waiting_buffer import contents
@@ -52,7 +52,7 @@ def test_batches_have_the_types_of_the_contract(golden: dict[str, Any]) -> None:
     given = golden["cases"][2]
     packer = GreedyBestFitSequencePacker(wrapped(given["source_batches"]), src_max_seq_len=23, **given["params"])
     for batch in packer:
-        check(batch)
+        check_batch(batch)
         assert {batch[key].dtype for key in ("input_ids", "labels", "attention_mask")} == {torch.int64}
         assert {type(longest) for longest in batch["max_seqlen"]} == {int}
         assert batch["mask_prob"].dtype == torch.float32
@@ -100,7 +100,7 @@ def test_any_stream_gives_what_the_reference_gives_and_every_document_is_account
         assume(expected)
         got = list(packer)
         for batch in got:
-            check(batch)
+            check_batch(batch)
         placed = [document for batch in expected for row in batch.pop("documents") for document in row]
         assert [plain(batch) for batch in got] == expected
 
@@ -306,7 +306,7 @@ def test_tokens_in_are_tokens_out_and_tokens_reported_whatever_the_policies(
         assert account.waiting == 0 or tail is Tail.CARRY
         assert account.left_over == 0 or tail is Tail.DROP
     for batch in batches:
-        check(batch)
+        check_batch(batch)
     pieces = {tuple(ids[at : at + row_len]) for ids in documents for at in range(0, len(ids), row_len)}
     assert {tuple(document) for document in reference.originals(batches)} <= pieces
 

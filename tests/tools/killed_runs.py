@@ -17,7 +17,7 @@ from composer import Logger, State
 from composer.utils import dist
 
 import train
-from composer_packing.common.processes import run
+from composer_packing.common.processes import run_and_exit
 from composer_packing.training import run as training_run
 from composer_packing.training.monitor import PackingMonitor
 from tests.tools.forked import fork_ranks, wait_for
@@ -102,7 +102,7 @@ def start(folder: Path, name: str, disk_is_full: bool = False) -> list[int]:
         os.dup2(output, 2)
         if disk_is_full:  # as far as one file goes
             resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
-        run(train.main, [str(folder / f"{name}.yaml")], os.getppid())
+        run_and_exit(train.main, [str(folder / f"{name}.yaml")], os.getppid())
 
     yaml = YAML.format(name=name, folder=folder, interval=INTERVAL, vocab_size=VOCAB_SIZE)
     (folder / f"{name}.yaml").write_text(yaml)

@@ -19,8 +19,8 @@ from composer.utils import dist
 
 import train
 from composer_packing.batch.contract import Batch
-from composer_packing.common.processes import run
-from composer_packing.config.loading import load
+from composer_packing.common.processes import run_and_exit
+from composer_packing.config.loading import load_config
 from composer_packing.data.array_documents import DocumentDataset
 from composer_packing.data.open_source import open_source
 from composer_packing.training import run as training_run
@@ -56,7 +56,9 @@ def fed_after_the_checkpoint(folder: Path, world_size: int) -> list[str]:
         os.dup2(output, 1)
         os.dup2(output, 2)
         load_path = f"load_path={folder / 'checkpoint.pt'}"
-        run(train.main, [str(folder / "run.yaml"), "max_duration=20ba", load_path, f"run_name={name}"], os.getppid())
+        run_and_exit(
+            train.main, [str(folder / "run.yaml"), "max_duration=20ba", load_path, f"run_name={name}"], os.getppid()
+        )
 
     if any(wait_for(fork_ranks(world_size, body), 120)):
         raise RuntimeError((folder / f"{name}.out").read_text())
@@ -96,9 +98,9 @@ def fed(path: str, objective: str, strategy: str, world_size: int) -> str:
     if objective != "mlm":
         overrides += ["objective=causal", "model.causal=true", "eval_loader.mlm_probability=0.15"]
         overrides += [f"train_loader.{key}=null" for key in masking]
-    config = load(path, overrides, world_size)
+    config = load_config(path, overrides, world_size)
     config.objective = objective
-    source = open_source(load(path, [], 1))
+    source = open_source(load_config(path, [], 1))
     documents = examples() if objective == "sft" else source.train.documents
     batches = train_batches(documents, config, source.tokenizer.vocabulary)
     found: list[str] = []

@@ -9,7 +9,7 @@ from composer.utils import dist
 from numpy.typing import NDArray
 
 import train
-from composer_packing.common.processes import run
+from composer_packing.common.processes import run_and_exit
 from composer_packing.data.array_documents import DocumentDataset
 
 read = DocumentDataset.__getitems__
@@ -25,4 +25,4 @@ def broken(self: DocumentDataset, indices: Sequence[int] | NDArray[np.int64]) ->
 
 
 DocumentDataset.__getitems__ = broken  # type: ignore[method-assign]
-run(train.main, sys.argv[1:])
+run_and_exit(train.main, sys.argv[1:])

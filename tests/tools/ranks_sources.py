@@ -7,7 +7,7 @@ from typing import Any
 
 from composer.utils import dist
 
-from composer_packing.common.processes import run
+from composer_packing.common.processes import run_and_exit
 from composer_packing.config.sources import DataConfig, StreamConfig, StreamingConfig
 from composer_packing.data.open_source import open_source
 from composer_packing.training.batches import document_loader, train_batches
@@ -54,4 +54,4 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-run(main, sys.argv[1:])
+run_and_exit(main, sys.argv[1:])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from composer_packing.batch.contract import IGNORE_INDEX, check
+from composer_packing.batch.contract import IGNORE_INDEX, check_batch
 
 Documents = list[list[int]]
 
@@ -116,7 +116,7 @@ def masked_documents(batches: list[dict[str, Any]]) -> list[tuple[list[int], lis
     """Documents of packed batches, in their order: as they were, as they are seen, and their labels."""
     found = []
     for batch in batches:
-        check(batch)
+        check_batch(batch)
         original = torch.where(batch["labels"] == IGNORE_INDEX, batch["input_ids"], batch["labels"])
         for row, cu_seqlens in enumerate(batch["cu_seqlens"]):
             ends = [end for end in cu_seqlens.tolist() if end <= batch["attention_mask"][row].sum()]

@@ -10,7 +10,7 @@ from composer import Callback, Evaluator, Logger, State
 from composer.loggers import InMemoryLogger
 from numpy.typing import NDArray
 
-from composer_packing.batch.contract import COUNTS, IGNORE_INDEX, check
+from composer_packing.batch.contract import COUNTS, IGNORE_INDEX, check_batch
 from composer_packing.batch.lockstep import Lockstep
 from composer_packing.batch.microbatches import split_packed_batch
 from composer_packing.common.errors import ConfigError
@@ -43,7 +43,7 @@ def batches() -> Iterator[Lockstep]:
 
 def test_training_batches_have_the_configured_shape_and_ids(batches: Lockstep) -> None:
     for batch in itertools.islice(batches, 5):
-        check(batch)
+        check_batch(batch)
         assert batch["input_ids"].shape == (4, 32)
         padding = batch["attention_mask"] == 0
         assert (batch["labels"][padding] == IGNORE_INDEX).all()

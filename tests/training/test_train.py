@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import train
-from composer_packing.config.loading import load
+from composer_packing.config.loading import load_config
 from composer_packing.data.docstrings.corpus import Corpus
 from composer_packing.model.modernbert import ModernBertForMaskedLM
 from tests.tools import ROOT
@@ -55,7 +55,7 @@ def test_the_checkpoint_holds_the_trained_weights(two_ranks: Done, cache: Path) 
     path = re.search(r"checkpoint +(\S+)", two_ranks.out)
     assert path
     state = torch.load(ROOT / path[1], weights_only=False)["state"]
-    model = ModernBertForMaskedLM(load(str(ROOT / "yamls" / "pretrain.yaml"), [], 1).model)
+    model = ModernBertForMaskedLM(load_config(str(ROOT / "yamls" / "pretrain.yaml"), [], 1).model)
     model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state["model"].items()}, strict=True)
     (folder,) = cache.glob("docs-*[0-9a-f]")
     ids = torch.from_numpy(Corpus(folder).split("val")[0][:1000].astype("int64"))
@@ -113,8 +113,10 @@ def test_fine_tuning_starts_from_a_causal_checkpoint_of_ours_on_two_ranks(two_ra
     assert before == pytest.approx(math.log(4096), abs=0.1)
     assert after < before - 0.5
 
-    load = f"load_path={cache}/causal/latest-rank0.pt"
-    sft = run(*(COMPOSER, "-n", "2", "train.py", "yamls/sft.yaml", *SHORT, "max_duration=30_000tok", *folders, load))
+    load_config = f"load_path={cache}/causal/latest-rank0.pt"
+    sft = run(
+        *(COMPOSER, "-n", "2", "train.py", "yamls/sft.yaml", *SHORT, "max_duration=30_000tok", *folders, load_config)
+    )
     assert sft.code == 0, sft.err
     assert f"weights    of {cache}/causal/latest-rank0.pt" in sft.out
     examples, cut, dropped = figure(

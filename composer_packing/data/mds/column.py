@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from composer_packing.common.errors import ConfigError
 from composer_packing.common.jit import compiled
 from composer_packing.config.sources import BYTES_DTYPES
-from composer_packing.data.mds.shards import INDEX, mapped, read_here_and_there, shards_in
+from composer_packing.data.mds.shards import INDEX, expect_random_reads, map_shard, shards_in
 
 DTYPES = {8 * np.dtype(name).itemsize + (np.dtype(name).kind == "i"): name for name in BYTES_DTYPES}
 """The integer types, each by the byte that stands for it in an `ndarray`."""
@@ -86,8 +86,8 @@ class MdsColumn:
         if not array and encoding not in ("str", "bytes"):
             raise ConfigError(f"{folder}: {self.name} is {encoding}; it must be str, bytes or ndarray of integers")
         self._files = [shard.file for shard in shards]
-        self._mapped = [mapped(shard) for shard in shards]  # the addresses hold as long as these live
-        read_here_and_there(self._mapped)
+        self._mapped = [map_shard(shard) for shard in shards]  # the addresses hold as long as these live
+        expect_random_reads(self._mapped)
         self._maps: Maps = (
             np.cumsum([0, *(shard.samples for shard in shards)], dtype=np.int64),
             np.array([mapping.data_ptr() for mapping in self._mapped], np.uint64),

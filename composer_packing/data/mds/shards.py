@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from composer_packing.common.errors import ConfigError, shown
+from composer_packing.common.errors import ConfigError, one_line
 
 INDEX = "index.json"
 """Name of the file that describes the shards of a folder."""
@@ -58,7 +58,7 @@ def shards_in(folder: Path) -> list[Shard]:
             if shard.columns != shards[0].columns:
                 raise ValueError(f"{shard.file.name} has other columns than {shards[0].file.name}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{index}: will not do ({shown(error)}); give what streaming.MDSWriter wrote") from error
+        raise ConfigError(f"{index}: will not do ({one_line(error)}); give what streaming.MDSWriter wrote") from error
     return shards
 
 
@@ -81,7 +81,7 @@ def _uint32(value: Any) -> int:
     return value
 
 
-def mapped(shard: Shard) -> torch.Tensor:
+def map_shard(shard: Shard) -> torch.Tensor:
     """All bytes of a shard, uint8 `(size,)`.
 
     Raises:
@@ -106,11 +106,11 @@ def mapped(shard: Shard) -> torch.Tensor:
         if _columns(json.loads(head[end_of_offsets:begin].tobytes())) != shard.columns:
             raise ValueError("other columns")
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file}: is not what {INDEX} says ({shown(error)}); copy it anew") from error
+        raise ConfigError(f"{file}: is not what {INDEX} says ({one_line(error)}); copy it anew") from error
     return data
 
 
-def read_here_and_there(mappings: Sequence[torch.Tensor]) -> None:
+def expect_random_reads(mappings: Sequence[torch.Tensor]) -> None:
     """Tell the system, where they are larger than the memory, not to read what lies around each page that is wanted.
 
     Reading ahead is worth it for as long as all of it stays in memory: then every page is wanted in the end.

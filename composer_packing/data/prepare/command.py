@@ -18,7 +18,7 @@ from composer_packing.config.sources import DOCUMENT_PER, ON_ERROR
 from composer_packing.data.prepare.files import check_apart, find_files
 from composer_packing.data.prepare.pipeline import LONG, Preparing, write_shards
 from composer_packing.data.prepare.stats import TOKENIZER
-from composer_packing.data.prepare.tokenizer_sample import sampled_texts
+from composer_packing.data.prepare.tokenizer_sample import sample_texts
 from composer_packing.data.tokenizer import (
     SPECIAL_TOKENS,
     TextTokenizer,
@@ -76,7 +76,7 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
         if options.tokenizer is not None:
             tokenizer = load_tokenizer(options.tokenizer)
         else:
-            texts = sampled_texts(train, val, settings)
+            texts = sample_texts(train, val, settings)
             tokenizer = TextTokenizer(fast_tokenizer(train_tokenizer(texts, options.train_tokenizer)))
         tokenizer.save(folder / TOKENIZER)
         # From here on work is shared out over processes, or one is all that was asked for.

@@ -23,7 +23,7 @@ _function: Callable[[Any], Any]
 """What a worker process applies; it is handed over once, as it may hold a large tokenizer."""
 
 
-def in_order(
+def map_in_order(
     function: Callable[[Item], Result], items: Iterable[Item], processes: int, preload: str
 ) -> Generator[Result, None, None]:
     """Results for all items, in their order. Close it, and the workers end.

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from composer_packing.common.errors import ConfigError
 from composer_packing.config.sources import DOCUMENT_PER, ON_ERROR
-from composer_packing.data.prepare.ordered_pool import in_order
+from composer_packing.data.prepare.ordered_pool import map_in_order
 from composer_packing.data.prepare.records import size_of
 from composer_packing.data.prepare.shard_writer import ShardWriter
 from composer_packing.data.prepare.stats import STATS
@@ -160,7 +160,7 @@ def documents_of(
         chunks(files, share, settings.text_field, settings.document_per) for files, share in parts
     )
     work = Tokenizing(settings.text_field, tokenizer, settings.long, settings.max_seq_len)
-    made = in_order(work, read, settings.processes, __name__)
+    made = map_in_order(work, read, settings.processes, __name__)
     what = "reading" if tokenizer is None else "tokenizing"
     with closing(made), tqdm(total=total, desc=what, unit="B", unit_scale=True, mininterval=1.0) as bar:
         for documents in made:

@@ -18,7 +18,7 @@ class _EncodedWriter(MDSWriter):
         return bytes(sample)
 
 
-def encoded(items: NDArray[np.unsignedinteger[Any]], is_text: bool) -> bytes:
+def encode_sample(items: NDArray[np.unsignedinteger[Any]], is_text: bool) -> bytes:
     """The only value of a sample: how many bytes it has, then UTF-8, or one dimension, its extent and ids."""
     value = items.tobytes()
     if not is_text:
@@ -63,7 +63,7 @@ class ShardWriter:
         self._lengths.update((2 ** exponents.astype(np.int64)).tolist())
         start = 0
         for end in np.cumsum(lengths).tolist():
-            self._writer.write(encoded(data[start:end], self._is_text))
+            self._writer.write(encode_sample(data[start:end], self._is_text))
             start = end
 
     def finish(self) -> dict[str, Any]:

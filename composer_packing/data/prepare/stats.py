@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from composer_packing.common.errors import ConfigError, shown
+from composer_packing.common.errors import ConfigError, one_line
 from composer_packing.data.tokenizer import TextTokenizer, load_tokenizer
 
 STATS = "stats.json"
@@ -50,7 +50,7 @@ def counted_tokens(folder: Path, stats: dict[str, Any] | None, split: str, num_d
         documents, tokens = int(stats[split]["documents"]), int(stats[split].get("tokens", 0))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"{folder / STATS}: has no counts of {split} ({shown(error)}); prepare the data again"
+            f"{folder / STATS}: has no counts of {split} ({one_line(error)}); prepare the data again"
         ) from error
     if documents != num_documents:
         raise ConfigError(

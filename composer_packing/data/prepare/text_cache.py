@@ -26,7 +26,7 @@ FORMAT = 1
 """Part of the fingerprint: raise it when the same files should give other shards."""
 
 
-def copied_texts(kind: str, source: TextsConfig, cache_folder: Path) -> Path:
+def copy_texts_once(kind: str, source: TextsConfig, cache_folder: Path) -> Path:
     """The folder with the shards of the splits `train` and `val`, filled first where it is not there yet.
 
     Its name holds a fingerprint of the settings and of the path, size and time of change of every file.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from composer_packing.data.prepare.record_text import held_out, text_of
 from composer_packing.data.prepare.records import BLOCK, Problem, Raw, Records, problem
 from composer_packing.data.tokenizer import TextTokenizer
-from composer_packing.packing.token_arrays import end_to_end
+from composer_packing.packing.token_arrays import concatenate_ids
 
 RECORDS = 1000
 """Records of a chunk, at most; it ends with the record that makes it as large as a block, too."""
@@ -130,5 +130,5 @@ class Tokenizing:
                     long["tokens_cut_off"] += whole - len(of_one[0])
                     del of_one[1:]
         ids = [piece for of_one in pieces for piece in of_one]
-        tokens, lengths = end_to_end("input_ids", ids, self._tokenizer.vocab_size)
+        tokens, lengths = concatenate_ids("input_ids", ids, self._tokenizer.vocab_size)
         return tokens, lengths, np.fromiter(map(len, pieces), np.int64, len(pieces))  # type: ignore[return-value]

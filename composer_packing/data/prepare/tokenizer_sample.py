@@ -14,7 +14,7 @@ MAX_BYTES = 1 << 30
 """Bytes of all texts that are taken, at most."""
 
 
-def sampled_texts(
+def sample_texts(
     train: Sequence[Path], val: Sequence[Path], settings: Preparing, max_bytes: int = MAX_BYTES
 ) -> list[str]:
     """Texts of the train split in order: all, or half of them by a hash, or a quarter, and so on.

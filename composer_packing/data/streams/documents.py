@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from streaming.base.util import bytes_to_int
 from torch.utils.data import Dataset
 
-from composer_packing.common.errors import ConfigError, shown
+from composer_packing.common.errors import ConfigError, one_line
 from composer_packing.config.sources import StreamingConfig
 from composer_packing.data.mds.documents import check_ids_of
 from composer_packing.data.streams.index import OpenStreams
@@ -146,7 +146,9 @@ class StreamedDocuments(Dataset[FlatSourceBatch]):
             except FileNotFoundError:
                 pass
             except Exception as error:  # whatever a decoder makes of damaged bytes
-                raise ConfigError(f"{shard.path}: sample {at} cannot be read ({shown(error)}); copy it anew") from error
+                raise ConfigError(
+                    f"{shard.path}: sample {at} cannot be read ({one_line(error)}); copy it anew"
+                ) from error
             self._fetch(shard)
         raise ConfigError(
             f"data.streaming.cache_limit={self._settings.cache_limit}: is too little; {shard.path} is gone before it "

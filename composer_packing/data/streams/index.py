@@ -14,7 +14,7 @@ from streaming import Stream
 from streaming.base.storage.download import CloudDownloader
 from streaming.base.world import World
 
-from composer_packing.common.errors import ConfigError, shown
+from composer_packing.common.errors import ConfigError, one_line
 from composer_packing.common.folders import locked
 from composer_packing.config.sources import StreamConfig, StreamingConfig
 from composer_packing.data.mds.documents import COLUMNS
@@ -92,7 +92,7 @@ def fetched_beside(stream: StreamConfig, name: str, cache_folder: Path) -> Path 
                 os.replace(_fetched_anew(CloudDownloader.get(stream.remote), f"{stream.remote}/{name}", path), path)
         except Exception as error:  # each kind of storage has its own
             if not NOT_FOUND.search(f"{type(error).__name__} {error}"):
-                raise ConfigError(f"{stream.remote}/{name}: cannot be read ({shown(error, 200)})") from error
+                raise ConfigError(f"{stream.remote}/{name}: cannot be read ({one_line(error, 200)})") from error
             return None
     return path if path.exists() else None
 
@@ -147,7 +147,7 @@ def _shards(name: str, stream: Stream, settings: StreamingConfig) -> list[Stream
     try:
         readers = stream.get_shards(World(1, 1, 1, 0), allow_unsafe_types=False)
     except Exception as error:  # whatever it makes of a damaged one
-        raise ConfigError(f"{where}: the index will not do ({shown(error, 200)}); write the shards again") from error
+        raise ConfigError(f"{where}: the index will not do ({one_line(error, 200)}); write the shards again") from error
     shards = [_shard(stream, reader, settings) for reader in readers if reader.samples]
     if not shards:
         raise ConfigError(f"{where}: {INDEX} lists no samples; write the shards again")
@@ -168,7 +168,9 @@ def _fetch_index(where: str, stream: Stream, index: Path) -> None:
         try:
             new = _fetched_anew(stream._downloader, f"{stream.remote}/{stream.split}/{INDEX}", index)
         except Exception as error:  # each kind of storage has its own
-            raise ConfigError(f"{where}: no index can be read ({shown(error, 200)}); see that it is there") from error
+            raise ConfigError(
+                f"{where}: no index can be read ({one_line(error, 200)}); see that it is there"
+            ) from error
         if index.exists() and index.read_bytes() != new.read_bytes():
             raise ConfigError(
                 f"{where}: has been written anew since shards of it were downloaded to {index.parent}; delete those"

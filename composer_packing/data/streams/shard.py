@@ -9,7 +9,7 @@ from streaming import Stream
 from streaming.base.format import Reader
 from streaming.base.storage.download import CloudDownloader
 
-from composer_packing.common.errors import ConfigError, shown
+from composer_packing.common.errors import ConfigError, one_line
 from composer_packing.common.folders import locked
 from composer_packing.data.mds.shards import INDEX
 
@@ -72,7 +72,7 @@ class StreamedShard:
             where = f"{self.stream.remote or self.stream.local}/{self.stream.split}"
             name = self.reader.file_pairs[0][0].basename
             raise ConfigError(
-                f"{where}/{name}: cannot be fetched ({shown(error, 200)}); see that it is there, and run again"
+                f"{where}/{name}: cannot be fetched ({one_line(error, 200)}); see that it is there, and run again"
             ) from error
 
     def check_size(self) -> None:

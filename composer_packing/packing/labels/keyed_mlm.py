@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing.common.jit import compiled
-from composer_packing.packing.document_table import BLOCK, Documents, Tokens
+from composer_packing.packing.document_table import BLOCK, DocumentTable, Tokens
 from composer_packing.packing.layout import Layout
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -68,7 +68,7 @@ def _write_masked(
 @compiled
 def _fill_masked(
     tokens: Tokens,
-    documents: Documents,
+    documents: DocumentTable,
     placed: NDArray[np.int64],
     first: NDArray[np.int64],
     pad_token: int,
@@ -160,7 +160,7 @@ class KeyedMasking:
     def fill_masked(
         self,
         tokens: Tokens,
-        documents: Documents,
+        documents: DocumentTable,
         layout: Layout,
         pad_token: int,
         mask_prob: float,

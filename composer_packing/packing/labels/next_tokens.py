@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing.common.jit import compiled
-from composer_packing.packing.document_table import NO_TOKEN, Documents, LossMask, Tokens
+from composer_packing.packing.document_table import NO_TOKEN, DocumentTable, LossMask, Tokens
 
 
 @compiled
@@ -33,7 +33,7 @@ def _write_learned(tokens: Tokens, loss_mask: LossMask, ignore_index: int, label
 def write_next_tokens(
     tokens: Tokens,
     loss_mask: LossMask,
-    documents: Documents,
+    documents: DocumentTable,
     placed: NDArray[np.int64],
     first: NDArray[np.int64],
     ignore_index: int,
