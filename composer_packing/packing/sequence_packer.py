@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch.utils.data.distributed import DistributedSampler
 
 from composer_packing.batch.contract import Batch
-from composer_packing.common.arguments import check_positive, parse_choice
+from composer_packing.common.arguments import check_positive, check_ratio, parse_choice
 from composer_packing.common.durations import DurationLike
 from composer_packing.common.snapshots import Snapshot, Stateful, differences
 from composer_packing.packing.epoch_end import EpochReport
@@ -26,7 +26,7 @@ from composer_packing.packing.labels.keyed_mlm import KeyedMasking
 from composer_packing.packing.layout import lay_out
 from composer_packing.packing.options import Objective, OverLong, Tail
 from composer_packing.packing.row_writer import RowWriter
-from composer_packing.packing.schedules import MaskingSchedule, PackingSchedules, schedules_from_options
+from composer_packing.packing.schedules import BatchSizeWarmup, MaskingSchedule, MaskRatioCooldown, PackingSchedules
 from composer_packing.packing.source_batch import SourceBatch
 from composer_packing.packing.token_account import TokenAccount
 from composer_packing.packing.waiting_buffer import WaitingBuffer
@@ -134,10 +134,21 @@ class SequencePacker(abc.ABC):
             *(self.objective, out_pseq_len, pad_token_id, mask_token_id, ignore_token_id),
             *(suppress_masking, keyed_masking, pin_memory),
         )
-        warmup = batch_size_warmup_min_size, batch_size_warmup_tokens
-        cooldown_times = masking_ratio_cooldown_tokens, masking_ratio_cooldown_start_tokens
-        cooldown = final_masking_ratio, *cooldown_times, masking_cooldown_schedule_type, masking_ratio_step_size
-        self._schedules = schedules_from_options(out_batch_size, mask_prob, world_size, warmup, cooldown)
+        check_ratio("mask_prob", mask_prob)
+        warmup = BatchSizeWarmup.from_options(batch_size_warmup_min_size, batch_size_warmup_tokens)
+        cooldown = MaskRatioCooldown.from_options(
+            final_masking_ratio,
+            masking_ratio_cooldown_tokens,
+            masking_ratio_cooldown_start_tokens,
+            masking_cooldown_schedule_type,
+            masking_ratio_step_size,
+        )
+        self._schedules = PackingSchedules(
+            out_batch_size,
+            mask_prob,
+            None if warmup is None else warmup.scheduler(out_batch_size, world_size),
+            None if cooldown is None else cooldown.scheduler(mask_prob, world_size),
+        )
         if self._schedules.changes_mask_ratio and self.objective is not Objective.MLM:
             raise ValueError(f"{final_masking_ratio=}: with objective={self.objective.value!r} nothing is masked")
         self._waiting = WaitingBuffer(

@@ -460,16 +460,16 @@ def test_a_warmup_in_documents_or_batches_follows_what_was_packed(unit: str) -> 
         ({"out_pseq_len": -3}, "out_pseq_len=-3"),
         ({"world_size": 0}, "world_size=0"),
         ({"mask_prob": 1.5}, "mask_prob=1.5"),
-        ({"batch_size_warmup_min_size": 1}, "batch_size_warmup_tokens=None need each other"),
-        (
-            {"batch_size_warmup_tokens": "5tok"},
-            "min_size=None and batch_size_warmup_tokens='5tok'",
-        ),
+        ({"batch_size_warmup_min_size": 1}, "batch_size_warmup_min_size=1 needs batch_size_warmup_tokens too"),
+        ({"batch_size_warmup_tokens": "5tok"}, "batch_size_warmup_tokens='5tok' needs batch_size_warmup_min_size too"),
         ({"batch_size_warmup_tokens": "5ep", "batch_size_warmup_min_size": 1}, "'5ep'"),
-        ({"batch_size_warmup_tokens": 5, "batch_size_warmup_min_size": 9}, "min_batch_size=9"),
-        ({"final_masking_ratio": 0.1}, "final_masking_ratio=0.1 and masking_ratio_cooldown_tokens=None"),
+        (
+            {"batch_size_warmup_tokens": 5, "batch_size_warmup_min_size": 9},
+            "batch_size_warmup_min_size=9 must not exceed",
+        ),
+        ({"final_masking_ratio": 0.1}, "final_masking_ratio=0.1 needs masking_ratio_cooldown_tokens too"),
         ({"masking_cooldown_schedule_type": "cosine"}, "schedule_type='cosine'"),
-        ({"masking_ratio_cooldown_start_tokens": 5}, "masking_ratio_cooldown_tokens=None"),
+        ({"masking_ratio_cooldown_start_tokens": 5}, "cooldown_start_tokens=5 needs final_masking_ratio too"),
     ],
 )
 def test_numbers_that_do_not_go_together_are_an_error_that_shows_them(changed: dict[str, Any], message: str) -> None:
@@ -568,7 +568,10 @@ def test_from_composer_has_the_published_defaults() -> None:
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"max_seq_len": 0}, "max_seq_len=0"),
         ({"batch_size_warmup_min_size": 33, "batch_size_warmup_tokens": 1}, "batch_size_warmup_min_size=33"),
-        ({"batch_size_warmup_min_size": 0, "batch_size_warmup_tokens": 1}, "min_batch_size=0"),
+        (
+            {"batch_size_warmup_min_size": 0, "batch_size_warmup_tokens": 1},
+            "batch_size_warmup_min_size=0 must be at least 1",
+        ),
     ],
 )
 def test_from_composer_refuses_sizes_that_do_not_divide(sizes: dict[str, Any], message: str) -> None:
