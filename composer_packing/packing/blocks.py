@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from composer_packing.common.arguments import check_ints, check_positive
 from composer_packing.common.errors import one_line
 from composer_packing.common.jit import compiled
-from composer_packing.packing.document_table import DOCUMENT, DocumentTable, LossMask
+from composer_packing.packing.document_table import DOCUMENT, DocumentArrays, DocumentTable, LossMask
 from composer_packing.packing.layout import fill_rows, lay_out
 from composer_packing.packing.token_arrays import concatenate_ids, concatenate_loss_masks
 
@@ -115,12 +115,13 @@ def pack_blocks(
         )
 
     place = _split_over_boundaries if split else _best_fit if best_fit else _next_block
-    documents, row_of = place(_table(starts[is_taken], kept[is_taken]), max_seq_length)
-    layout = lay_out(documents, np.arange(len(documents)), row_of, max_seq_length)
+    table, row_of = place(_table(starts[is_taken], kept[is_taken]), max_seq_length)
+    layout = lay_out(table, np.arange(len(table)), row_of, max_seq_length)
     blocks, learned = (np.empty((len(layout.num_tokens), max_seq_length), np.int64) for _ in range(2))
-    fill_rows(tokens, documents, layout.documents, layout.first, padding_token_id, blocks, learned)
+    no_mask = np.empty(0, np.uint8)
+    fill_rows(DocumentArrays(tokens, no_mask, table), layout, padding_token_id, blocks, learned)
     if to_learn is not None:
-        fill_rows(to_learn, documents, layout.documents, layout.first, 0, learned, np.empty_like(learned))
+        fill_rows(DocumentArrays(to_learn, no_mask, table), layout, 0, learned, np.empty_like(learned))
     bounds = itertools.pairwise([0, *np.cumsum(layout.segments).tolist()])
     cu_seqlens = [layout.cu_seqlens[first:end] for first, end in bounds]
     return PackedBlocks(blocks, learned, cu_seqlens, num_truncated, num_dropped)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from composer_packing import find_best_fit
 from composer_packing.packing.best_fit import empty_rows, place_best_fit
-from composer_packing.packing.document_table import BLOCK, DOCUMENT, NO_ROW, DocumentTable
+from composer_packing.packing.document_table import BLOCK, DOCUMENT, NO_ROW, DocumentArrays, DocumentTable
 from composer_packing.packing.layout import fill_rows, lay_out
 from tests.tools import ROOT, reference
 
@@ -105,7 +105,7 @@ def test_filling_lays_documents_end_to_end() -> None:
     layout = lay_out(documents, np.arange(4), np.array([0, -1, 0, 1]), row_len=4)
     tokens = np.array([11, 12, 13, 99, 21, 31, 32] + BLOCK * [0])
     ids, mask = np.zeros((2, 2, 4), np.int64)
-    fill_rows(tokens, documents, layout.documents, layout.first, 7, ids, mask)
+    fill_rows(DocumentArrays(tokens, np.empty(0, np.uint8), documents), layout, 7, ids, mask)
     assert ids.tolist() == [[11, 12, 13, 21], [31, 32, 7, 7]]
     assert mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
 

@@ -14,6 +14,7 @@ from composer_packing import GreedyBestFitSequencePacker
 from composer_packing.batch.contract import IGNORE_INDEX, Batch
 from composer_packing.packing.labels.keyed_mlm import KeyedMasking
 from composer_packing.packing.options import OverLong, Tail
+from tests.tools.packers import new_packer
 from tests.tools.reference import masked_documents, originals
 
 VOCAB_SIZE, SPECIAL, MASK, PAD = 1000, (0, 1, 2, 3, 4), 4, 0
@@ -27,15 +28,15 @@ def packed(
         {"input_ids": (np.arange(length) + 10 * number) % (VOCAB_SIZE - 5) + 5, "document": number}
         for number, length in enumerate(lengths)
     ]
-    packer = GreedyBestFitSequencePacker(
+    packer = new_packer(
+        GreedyBestFitSequencePacker,
         [documents],
         len(documents),
-        row_len,
         rows,
         row_len,
         len(documents) + 1,
-        PAD,
-        MASK,
+        pad_token_id=PAD,
+        mask_token_id=MASK,
         mask_prob=mask_prob,
         tail=Tail.EMIT,
         keyed_masking=KeyedMasking(seed, VOCAB_SIZE, SPECIAL),
@@ -63,8 +64,15 @@ def test_targets_are_originals_and_special_tokens_and_padding_are_neither_hidden
 ) -> None:
     ids = [[2, *range(10 * number + 5, 10 * number + length + 5), 3] for number, length in enumerate(lengths)]
     documents = [{"input_ids": document, "document": number} for number, document in enumerate(ids)]
-    packer = GreedyBestFitSequencePacker(
-        *([documents], len(documents), 18, 3, 18, len(documents) + 1, PAD, MASK),
+    packer = new_packer(
+        GreedyBestFitSequencePacker,
+        [documents],
+        len(documents),
+        3,
+        18,
+        len(documents) + 1,
+        pad_token_id=PAD,
+        mask_token_id=MASK,
         mask_prob=mask_prob,
         tail=Tail.EMIT,
         keyed_masking=KeyedMasking(seed, VOCAB_SIZE, SPECIAL),
@@ -128,9 +136,15 @@ def test_masks_are_those_of_the_formula_whatever_the_lengths_and_special_ids(
     row_len = max(lengths) + room  # rows may be shorter than a block, and one document may spill over several
     tokens = st.integers(0, min(vocab_size, 20) - 1) | st.integers(0, vocab_size - 1)
     documents = [data.draw(st.lists(tokens, min_size=length, max_size=length)) for length in lengths]
-    packer = GreedyBestFitSequencePacker(
-        *([[{"input_ids": ids, "document": 7 * number} for number, ids in enumerate(documents)]], len(documents), 70),
-        *(3, row_len, len(documents) + 1, PAD, MASK),
+    packer = new_packer(
+        GreedyBestFitSequencePacker,
+        [[{"input_ids": ids, "document": 7 * number} for number, ids in enumerate(documents)]],
+        len(documents),
+        3,
+        row_len,
+        len(documents) + 1,
+        pad_token_id=PAD,
+        mask_token_id=MASK,
         mask_prob=mask_prob,
         tail=Tail.EMIT,
         keyed_masking=KeyedMasking(seed, vocab_size, sorted(special)),
@@ -150,8 +164,15 @@ def test_masks_are_those_of_the_formula_whatever_the_lengths_and_special_ids(
 def test_pieces_of_a_document_have_the_masks_of_their_places_in_it() -> None:
     def masked(row_len: int) -> list[int]:
         source = [[{"input_ids": [50 + place for place in range(100)], "document": 3}]]
-        packer = GreedyBestFitSequencePacker(
-            *(source, 1, 100, 1, row_len, 2, PAD, MASK),
+        packer = new_packer(
+            GreedyBestFitSequencePacker,
+            source,
+            1,
+            1,
+            row_len,
+            2,
+            pad_token_id=PAD,
+            mask_token_id=MASK,
             tail=Tail.EMIT,
             over_long=OverLong.SPLIT,
             keyed_masking=KeyedMasking(7, VOCAB_SIZE, SPECIAL),
@@ -165,8 +186,15 @@ def test_pieces_of_a_document_have_the_masks_of_their_places_in_it() -> None:
 
 def test_words_are_uniform_where_special_ids_lie_apart_too() -> None:
     special = (0, 100, 101, 102, 103, 999)
-    (batch,) = GreedyBestFitSequencePacker(
-        *([[{"input_ids": np.full(1_000_000, 500), "document": 0}]], 1, 1_000_000, 1, 1_000_000, 2, PAD, 103),
+    (batch,) = new_packer(
+        GreedyBestFitSequencePacker,
+        [[{"input_ids": np.full(1_000_000, 500), "document": 0}]],
+        1,
+        1,
+        1_000_000,
+        2,
+        pad_token_id=PAD,
+        mask_token_id=103,
         mask_prob=1.0,
         keyed_masking=KeyedMasking(7, VOCAB_SIZE, special),
     )
@@ -185,8 +213,15 @@ def test_neighbouring_batches_and_ranks_are_independent_slot_by_slot() -> None:
     def targets(rank: int) -> list[NDArray[np.bool_]]:
         numbers = range(rank, 4000, 2)
         source = [[{"input_ids": np.full(37, 500), "document": number} for number in numbers]]
-        packer = GreedyBestFitSequencePacker(
-            *(source, len(numbers), 37, 1, 37 * 200, len(numbers) + 1, PAD, MASK),
+        packer = new_packer(
+            GreedyBestFitSequencePacker,
+            source,
+            len(numbers),
+            1,
+            37 * 200,
+            len(numbers) + 1,
+            pad_token_id=PAD,
+            mask_token_id=MASK,
             keyed_masking=KeyedMasking(7, VOCAB_SIZE, SPECIAL),
         )
         return [(batch["labels"] != IGNORE_INDEX).numpy().ravel() for batch in packer][:8]
@@ -198,8 +233,15 @@ def test_neighbouring_batches_and_ranks_are_independent_slot_by_slot() -> None:
 
 def test_the_whole_ratio_hides_every_token_but_the_special_ones() -> None:
     documents = [{"input_ids": [2, 50, 60, 3], "document": 0}]
-    packer = GreedyBestFitSequencePacker(
-        *([documents], 1, 4, 1, 4, 2, PAD, MASK),
+    packer = new_packer(
+        GreedyBestFitSequencePacker,
+        [documents],
+        1,
+        1,
+        4,
+        2,
+        pad_token_id=PAD,
+        mask_token_id=MASK,
         mask_prob=1.0,
         keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL),
     )
@@ -224,8 +266,15 @@ def test_a_document_that_was_carried_has_the_masks_of_the_epoch_it_was_read_in()
     source = [[{"input_ids": [100 + number] * 40, "document": number} for number in range(3)]]
 
     def masked(rows: int) -> Iterator[list[tuple[list[int], list[int], list[int]]]]:
-        packer = GreedyBestFitSequencePacker(
-            *(source, 3, 40, rows, 40, 4, PAD, MASK),
+        packer = new_packer(
+            GreedyBestFitSequencePacker,
+            source,
+            3,
+            rows,
+            40,
+            4,
+            pad_token_id=PAD,
+            mask_token_id=MASK,
             mask_prob=0.5,
             tail=Tail.CARRY,
             keyed_masking=KeyedMasking(7, VOCAB_SIZE, SPECIAL),
@@ -282,8 +331,13 @@ def test_neighbouring_positions_and_documents_are_independent() -> None:
 
 
 def test_an_id_beyond_the_vocabulary_is_an_error_that_shows_it() -> None:
-    packer = GreedyBestFitSequencePacker(
-        *([[{"input_ids": [5, 1000], "document": 0}]], 1, 4, 1, 4, 2),
+    packer = new_packer(
+        GreedyBestFitSequencePacker,
+        [[{"input_ids": [5, 1000], "document": 0}]],
+        1,
+        1,
+        4,
+        2,
         keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL),
     )
     with pytest.raises(ValueError, match="ids must lie between 0 and 999; got 1000"):
@@ -292,14 +346,16 @@ def test_an_id_beyond_the_vocabulary_is_an_error_that_shows_it() -> None:
 
 def test_a_mask_token_that_might_be_hidden_itself_is_an_error() -> None:
     with pytest.raises(ValueError, match="mask_token_id=9 must be one of"):
-        GreedyBestFitSequencePacker([], 1, 4, 1, 4, 2, mask_token_id=9, keyed_masking=KeyedMasking(0, 50, SPECIAL))
+        new_packer(
+            GreedyBestFitSequencePacker, [], 1, 1, 4, 2, mask_token_id=9, keyed_masking=KeyedMasking(0, 50, SPECIAL)
+        )
 
 
 @pytest.mark.parametrize("number", [None, "a", 1.5, 2**64])
 def test_a_document_without_a_number_is_an_error_that_says_how_to_give_one(number: Any) -> None:
     document = {"input_ids": [5, 6]} | ({} if number is None else {"document": number})
-    packer = GreedyBestFitSequencePacker(
-        *([[document]], 1, 4, 1, 4, 2), keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL)
+    packer = new_packer(
+        GreedyBestFitSequencePacker, [[document]], 1, 1, 4, 2, keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL)
     )
     with pytest.raises(TypeError, match="need the number of each document"):
         list(packer)

@@ -15,9 +15,10 @@ from composer_packing import (
 )
 from composer_packing.batch.contract import Batch
 from composer_packing.packing.document_table import NO_ROW
-from composer_packing.packing.subset_sum import CANDIDATES, _move_up, place_subset_sum
+from composer_packing.packing.subset_sum import CANDIDATES, _add_shifted, place_subset_sum
 from tests.packing.test_best_fit import table
 from tests.test_benchmarks import loaded
+from tests.tools.packers import new_packer
 
 
 def placed(lengths: list[int], rows: int, row_len: int) -> list[int]:
@@ -64,7 +65,7 @@ def test_sums_are_moved_up_as_the_bits_of_a_long_number(sums: set[int], length: 
     bits = sum(1 << number for number in sums if number < 64 * words) | 1
     before = np.frombuffer(bits.to_bytes(8 * words, "little"), np.uint64)
     after = np.full(words, 12345, np.uint64)
-    _move_up(before, length, after)
+    _add_shifted(before, length, after)
     assert int.from_bytes(after.tobytes(), "little") == (bits | bits << length) % (1 << 64 * words)
 
 
@@ -128,8 +129,13 @@ def test_a_document_that_n_others_wait_before_is_in_one_of_the_next_n_by_rows_pl
                 latest.update((int(n), len(given) + (int(n) - len(packed)) // packer.rows_per_batch) for n in numbers)
                 yield FlatSourceBatch(np.repeat(numbers, part), part)
 
-    packer = SubsetSumSequencePacker(
-        *(Watched(), src_batch_size, 16, rows, 16, src_batch_size + extra_buffer),
+    packer = new_packer(
+        SubsetSumSequencePacker,
+        Watched(),
+        src_batch_size,
+        rows,
+        16,
+        src_batch_size + extra_buffer,
         tail=Tail.CARRY,
         suppress_masking=True,
         batch_size_warmup_min_size=first_rows,
