@@ -204,7 +204,7 @@ def test_a_source_that_goes_on_without_anything_to_learn_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("document", "error", "words"),
     [
-        ({"input_ids": [5, 6]}, TypeError, "fine-tuning needs the loss mask of each document.*; one has none"),
+        ({"input_ids": [5, 6]}, TypeError, "fine-tuning needs the loss mask of each document.*; one document has none"),
         ({"input_ids": [5, 6], "loss_mask": [1]}, ValueError, "loss mask 0 has 1 values for 2 tokens"),
         ({"input_ids": [5, 6], "loss_mask": 1}, TypeError, "each loss mask must be a flat sequence .* got int: 1"),
         ({"input_ids": [5, 6], "loss_mask": None}, TypeError, "each loss mask must be a flat sequence .* got NoneType"),
