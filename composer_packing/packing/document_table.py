@@ -28,7 +28,7 @@ DOCUMENT = np.dtype(
         ("number", np.int64),  # number that the source gave the document; pieces of a document share it
         ("position", np.int64),  # position of its first token in the whole document; above 0 for later pieces
         ("epoch", np.int64),  # epoch in which it was read
-        ("serial", np.int64),  # how many documents and pieces were added before it: its place in reading order
+        ("serial", np.int64),  # how many documents and pieces were added before it
         ("batch", np.int64),  # how many batches had been packed when it was read
         ("next_token", np.int64),  # token that follows a piece and is to be predicted from it, or NO_TOKEN
     ]

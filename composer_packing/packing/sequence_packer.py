@@ -146,7 +146,7 @@ class SequencePacker(abc.ABC):
 
     @property
     def local_tokens(self) -> int:
-        """Real tokens packed so far in all epochs: the trainer is behind by the batches that are ready."""
+        """Real tokens packed so far in all epochs, including the batches that the trainer has not taken yet."""
         return self._schedules.local["tok"]
 
     @property
@@ -401,7 +401,7 @@ class SequencePacker(abc.ABC):
         self._end_epoch(epoch)
 
     def _end_epoch(self, epoch: int) -> None:
-        """Log what happened to the documents of an epoch, and raise ValueError if it was an epoch of nothing."""
+        """Log what happened to the documents of an epoch, and raise ValueError if no later epoch can give a batch."""
         waiting, tail = self._waiting, self.policies.tail
         end = EpochEnd(
             epoch=epoch,

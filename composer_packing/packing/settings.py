@@ -116,7 +116,7 @@ class LabelSettings:
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """What changes while training goes on.
+    """Schedules of a packer, and the number of ranks that share them.
 
     Attributes:
         batch_size_warmup: options of the warmup, its minimum in rows of one rank; None for a constant batch size.

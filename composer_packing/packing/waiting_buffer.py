@@ -25,7 +25,7 @@ class BufferState(DocumentsState):
 
     Attributes:
         num_added: documents and pieces added in all epochs.
-        num_gone: documents and pieces that wait no longer, of those.
+        num_gone: documents and pieces of `num_added` that no longer wait.
         idle_reads: source batches read in a row that gave no document.
         account: the token account.
         account_before: the token account at the start of the epoch.
@@ -48,7 +48,7 @@ class WaitingBuffer:
 
     Attributes:
         num_added: documents and pieces added in all epochs.
-        num_gone: documents and pieces that wait no longer, of those.
+        num_gone: documents and pieces of `num_added` that no longer wait.
         account: where all tokens are.
         account_before: where all tokens were at the start of the epoch.
     """
@@ -203,7 +203,7 @@ class WaitingBuffer:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace everything by what waited and was counted when a snapshot was taken.
+        """Replace all documents and counts by saved ones.
 
         Args:
             state: a `BufferState`.

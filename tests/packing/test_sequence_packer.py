@@ -38,7 +38,7 @@ def wrapped(source_batches: list[Documents], kind: Callable[[list[int]], Any] = 
 
 
 def plain(batch: dict[str, Any]) -> dict[str, Any]:
-    """Tensors to lists, to compare."""
+    """The batch with lists instead of tensors, for comparing."""
 
     def value(of: Any) -> Any:
         return [value(each) for each in of] if isinstance(of, list) else of.tolist() if hasattr(of, "tolist") else of
@@ -132,7 +132,7 @@ def test_a_token_that_equals_the_padding_id_is_still_a_token() -> None:
     assert packer.local_tokens == 3
 
 
-def test_documents_that_found_no_room_come_first_in_the_next_batch_the_last_of_them_foremost() -> None:
+def test_documents_without_room_come_first_in_the_next_batch_in_reverse_order() -> None:
     source = wrapped([[[1] * 5, [2] * 4, [3] * 4, [4] * 5, [5] * 5]])
     packer = new_packer(GreedyBestFitSequencePacker, source, 5, 1, 5, 6, suppress_masking=True)
     assert [batch["input_ids"][0, 0].item() for batch in packer] == [1, 5, 2, 4, 3]
@@ -158,7 +158,7 @@ def test_suppressing_masks_leaves_no_labels_but_schedules_advance() -> None:
 
 
 @both_strategies
-def test_the_warmup_goes_on_in_the_next_epoch(
+def test_the_warmup_continues_in_the_next_epoch(
     strategy: type[SequencePacker],
 ) -> None:
     packer = new_packer(
@@ -169,7 +169,7 @@ def test_the_warmup_goes_on_in_the_next_epoch(
     assert [len(batch["input_ids"]) for batch in packer] == [2] * 2
 
 
-def test_every_epoch_draws_other_masks_and_a_new_packer_the_same_ones() -> None:
+def test_every_epoch_draws_other_masks_and_a_new_packer_draws_the_same_masks() -> None:
     def epochs() -> list[list[Any]]:
         packer = new_packer(GreedyBestFitSequencePacker, wrapped([[list(range(10, 42))] * 4]), 4, 2, 32, 5, seed=1)
         return [[plain(batch) for batch in packer] for _ in range(2)]
@@ -199,7 +199,7 @@ def test_the_distributed_sampler_is_told_the_epoch() -> None:
 
 
 @both_strategies
-def test_an_iterator_of_an_earlier_epoch_does_not_go_on_behind_the_newer_ones_back(
+def test_an_iterator_of_an_earlier_epoch_raises_once_a_newer_one_exists(
     strategy: type[SequencePacker],
 ) -> None:
     packer = new_packer(strategy, wrapped([[[1] * 4] * 4] * 4), 4, 2, 4, 5)
@@ -333,7 +333,7 @@ def test_tokens_in_are_tokens_out_and_tokens_reported_whatever_the_policies(
 
 
 @pytest.mark.parametrize("name", ["tail", "over_long"])
-def test_policies_may_be_given_by_their_names_and_nothing_else(name: str) -> None:
+def test_policies_may_be_given_as_their_values_and_as_nothing_else(name: str) -> None:
     def made(value: Any) -> GreedyBestFitSequencePacker:
         settings: dict[str, Any] = {name: value}
         return new_packer(GreedyBestFitSequencePacker, [], 1, 1, 8, 2, **settings)
@@ -346,7 +346,7 @@ def test_policies_may_be_given_by_their_names_and_nothing_else(name: str) -> Non
 
 @both_strategies
 @pytest.mark.parametrize(("document", "over_long"), [([], OverLong.ERROR), ([1] * 9, OverLong.DROP)])
-def test_a_source_without_end_that_gives_nothing_to_pack_is_an_error_not_a_silent_loop(
+def test_an_endless_source_that_gives_nothing_to_pack_is_an_error_not_a_silent_loop(
     strategy: type[SequencePacker], document: list[int], over_long: OverLong
 ) -> None:
     class Endless:
@@ -360,8 +360,8 @@ def test_a_source_without_end_that_gives_nothing_to_pack_is_an_error_not_a_silen
         list(packer)
 
 
-def test_an_epoch_of_nothing_but_dropped_documents_is_no_error_where_others_have_been_packed() -> None:
-    """One rank may meet such an epoch while the others go on."""
+def test_an_epoch_of_dropped_documents_is_allowed_after_other_documents_were_packed() -> None:
+    """One rank may meet such an epoch while the other ranks continue."""
     shares = iter([[[1] * 8] * 3, [[1] * 9] * 3, [[1] * 8] * 3])
 
     class Shares:
@@ -373,19 +373,19 @@ def test_an_epoch_of_nothing_but_dropped_documents_is_no_error_where_others_have
     assert packer.token_account.dropped == 27
 
 
-def test_an_account_that_was_kept_does_not_change() -> None:
+def test_an_account_that_was_asked_for_does_not_change_later() -> None:
     packer = new_packer(GreedyBestFitSequencePacker, wrapped([[[1] * 4] * 4]), 4, 2, 4, 5)
     before = packer.token_account
     list(packer)
     assert packer.token_account.since(before) == TokenAccount(read=16, emitted=16)
 
 
-def test_an_empty_source_gives_no_batch_where_its_tail_is_emitted() -> None:
+def test_an_empty_source_gives_no_batch_if_the_tail_is_emitted() -> None:
     packer = new_packer(GreedyBestFitSequencePacker, [], 1, 1, 8, 2, tail=Tail.EMIT)
     assert list(packer) == []
 
 
-def test_a_document_ten_times_as_long_as_a_row_is_used_to_the_last_token_where_it_is_split() -> None:
+def test_a_split_document_ten_times_as_long_as_a_row_is_packed_to_the_last_token() -> None:
     packer = new_packer(
         SubsetSumSequencePacker,
         wrapped([[list(range(10, 90))]]),
@@ -401,7 +401,7 @@ def test_a_document_ten_times_as_long_as_a_row_is_used_to_the_last_token_where_i
 
 
 @both_strategies
-def test_what_became_of_over_long_documents_is_logged(
+def test_what_happens_to_over_long_documents_is_logged(
     strategy: type[SequencePacker],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -414,9 +414,7 @@ def test_what_became_of_over_long_documents_is_logged(
 
 @pytest.mark.parametrize("tail", list(Tail))
 @pytest.mark.parametrize("over_long", list(OverLong))
-def test_a_source_of_nothing_but_over_long_documents_makes_progress_or_stops_with_an_error(
-    tail: Tail, over_long: OverLong
-) -> None:
+def test_a_source_of_over_long_documents_gives_batches_or_stops_with_an_error(tail: Tail, over_long: OverLong) -> None:
     packer = new_packer(
         GreedyBestFitSequencePacker, wrapped([[[5] * 9] * 4]), 4, 2, 8, 5, tail=tail, over_long=over_long
     )
@@ -428,14 +426,14 @@ def test_a_source_of_nothing_but_over_long_documents_makes_progress_or_stops_wit
         assert sum(int(batch["attention_mask"].sum()) for batch in packer) >= 24
 
 
-def test_an_epoch_that_is_left_early_leaves_its_documents_over_and_the_account_still_comes_out_even() -> None:
+def test_the_account_adds_up_after_an_epoch_that_was_left_early() -> None:
     packer = new_packer(GreedyBestFitSequencePacker, wrapped([[[1] * 4] * 5] * 3), 5, 2, 4, 6)
     next(iter(packer))
     iter(packer)
     assert packer.token_account == TokenAccount(read=20, emitted=8, left_over=12)
 
 
-def test_what_is_carried_comes_first_in_the_next_epoch_in_its_order() -> None:
+def test_carried_documents_come_first_in_the_next_epoch_in_their_order() -> None:
     packer = new_packer(
         GreedyBestFitSequencePacker,
         wrapped([[[1] * 4, [2] * 4, [3] * 4, [4] * 4, [5] * 4]]),
@@ -451,7 +449,7 @@ def test_what_is_carried_comes_first_in_the_next_epoch_in_its_order() -> None:
 
 
 @both_strategies
-def test_a_set_smaller_than_a_batch_trains_once_several_epochs_of_it_fill_one(
+def test_a_set_smaller_than_a_batch_gives_one_once_several_epochs_fill_it(
     strategy: type[SequencePacker],
 ) -> None:
     packer = new_packer(strategy, wrapped([[[7] * 4]]), 1, 3, 4, 2, suppress_masking=True, tail=Tail.CARRY)
@@ -467,7 +465,7 @@ def test_the_last_batch_of_an_epoch_that_emits_its_tail_has_fewer_rows(
     assert packer.seqs_emitted == packer.seqs_consumed == 5
 
 
-def test_an_epoch_that_carries_its_tail_and_is_left_early_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_leaving_an_epoch_early_is_logged_if_the_tail_is_carried(caplog: pytest.LogCaptureFixture) -> None:
     packer = new_packer(GreedyBestFitSequencePacker, wrapped([[[1] * 4] * 2] * 3), 2, 1, 4, 3, tail=Tail.CARRY)
     assert len(list(packer)) == 6
     next(iter(packer))
@@ -527,7 +525,7 @@ def test_numbers_that_do_not_go_together_are_an_error_that_shows_them(changed: d
 
 
 @pytest.mark.parametrize("name", ["src_batch_size", "out_batch_size", "out_pseq_len", "world_size"])
-def test_a_size_that_is_no_int_is_an_error_that_names_it(name: str) -> None:
+def test_a_size_that_is_not_an_int_is_an_error_that_names_it(name: str) -> None:
     settings: dict[str, Any] = dict.fromkeys(("src_batch_size", "out_batch_size", "out_pseq_len"), 4)
     with pytest.raises(TypeError, match=rf"{name}=4\.0 must be an int"):
         new_packer(GreedyBestFitSequencePacker, [], buffer_size=9, **settings | {name: 4.0})
@@ -535,12 +533,12 @@ def test_a_size_that_is_no_int_is_an_error_that_names_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["pad_token_id", "mask_token_id"])
 @pytest.mark.parametrize("token_id", [None, "a", 1.0])
-def test_a_token_id_that_is_no_int_is_an_error_that_names_it(name: str, token_id: Any) -> None:
+def test_a_token_id_that_is_not_an_int_is_an_error_that_names_it(name: str, token_id: Any) -> None:
     with pytest.raises(TypeError, match=f"{name}={token_id!r} must be an int"):
         GreedyBestFitSequencePacker.from_composer([], **{name: token_id})
 
 
-def test_a_source_that_can_be_read_only_once_is_named_as_such_in_the_second_epoch() -> None:
+def test_a_source_that_can_be_read_only_once_is_an_error_in_the_second_epoch() -> None:
     packer = new_packer(GreedyBestFitSequencePacker, (batch for batch in wrapped([[[1] * 4] * 4])), 4, 2, 4, 5)
     assert len(list(packer)) == 2
     with pytest.raises(ValueError, match="epoch 1: the source gave nothing; it must be readable more than once"):
@@ -548,7 +546,7 @@ def test_a_source_that_can_be_read_only_once_is_named_as_such_in_the_second_epoc
 
 
 @pytest.mark.parametrize("tail", list(Tail))
-def test_so_it_is_whatever_becomes_of_the_tail(tail: Tail) -> None:
+def test_a_source_that_can_be_read_only_once_is_an_error_with_every_tail_policy(tail: Tail) -> None:
     packer = new_packer(
         GreedyBestFitSequencePacker, (batch for batch in wrapped([[[1] * 4] * 4])), 4, 2, 4, 5, tail=tail
     )
