@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from composer_packing.batch.lockstep import LockstepState
 from composer_packing.data.share_sampler import ALL
+from composer_packing.packing.document_store import as_bytes, tokens_in
 from composer_packing.packing.token_account import TokenAccount
-from composer_packing.packing.waiting_buffer import as_bytes, tokens_in
 
 State = Mapping[str, Any]
 
