@@ -7,7 +7,7 @@ over, packed or not, comes first in the next epoch. Of packing this file knows t
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import distributed
 from composer_packing.batch.background import BufferedIterable
 from composer_packing.batch.contract import Batch, with_counts, with_equal_weights
 from composer_packing.batch.microbatches import get_num_targets_in_packed_batch
+from composer_packing.common.redealing import has_share_of, redeal
 from composer_packing.common.snapshots import Snapshot, snapshot_of
 
 log = logging.getLogger(__name__)
@@ -71,7 +72,8 @@ class Lockstep(Iterable[Batch]):
     def __init__(self, source: Iterable[Batch], prefetch: int) -> None:
         self.stop_wanted = self.is_last = False
         self.has_state = snapshot_of(source) is not None
-        self._ahead = BufferedIterable(_Epochs(source), prefetch)
+        self._epochs = _Epochs(source)
+        self._ahead = BufferedIterable(self._epochs, prefetch)
         self._stream: Iterator[Batch | EpochEnd] | None = None
         self._held: Batch | None = None
         self._place: Snapshot | None = None
@@ -112,6 +114,29 @@ class Lockstep(Iterable[Batch]):
         self._epoch, self._batches_in_epoch = state["epoch"], state["batches_in_epoch"]
         self._stream = self._held = self._place = None
         self._latest += 1
+
+    def has_share_of(self, state: Mapping[str, Any]) -> bool:
+        """Return whether this rank reads the share of the saved rank; see `common.redealing`."""
+        return self._epochs.has_share_of(state["stream"])
+
+    def redeal(self, states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> dict[str, Any]:
+        """Return the state with which one of the ranks that resume begins; see `common.redealing`.
+
+        Raises:
+            ValueError: the source has no position that could be dealt out.
+        """
+        streams = [state["stream"] for state in states]
+        # The saved ranks had agreed on the other counts.
+        return {**states[0], "stream": self._epochs.redeal(streams, rank, world_size)}
+
+    def start_counting_at(self, counts: Mapping[str, int]) -> None:
+        """Let the schedules of a `SequencePacker` start at these counts at the next `iter()`.
+
+        Args:
+            counts: tokens, documents and batches of this rank, by unit.
+        """
+        self.load_state_dict(self.state_dict())  # ends the thread, which has packed ahead by the old counts
+        self._epochs.source.start_counting_at(counts)  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Batch]:
         """Go on where the last iterator stopped; that one gives nothing more."""
@@ -194,6 +219,13 @@ class _Epochs(Iterable[Batch | EpochEnd]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._epoch = state["epoch"]
         self.source.load_state_dict(state["source"])  # type: ignore[attr-defined]
+
+    def has_share_of(self, state: Mapping[str, Any]) -> bool:
+        return has_share_of(self.source, state["source"])
+
+    def redeal(self, states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> dict[str, Any]:
+        source = redeal(self.source, [state["source"] for state in states], rank, world_size)
+        return {"epoch": min(state["epoch"] for state in states), "source": source}
 
     def __iter__(self) -> Iterator[Batch | EpochEnd]:
         empty_epochs = 0

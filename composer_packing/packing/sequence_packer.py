@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 from composer_packing.batch.contract import Batch
 from composer_packing.common.arguments import check_positive, parse_choice
 from composer_packing.common.durations import DurationLike
+from composer_packing.common.redealing import has_share_of, redeal, share_of
 from composer_packing.common.snapshots import Snapshot, Stateful, differences
 from composer_packing.packing.epoch_end import EpochReport
 from composer_packing.packing.labels.keyed_mlm import KeyedMasking
@@ -185,6 +186,34 @@ class SequencePacker(abc.ABC):
         source_goes_on = load_packer(self, state, self._schedules, self._rng, self._waiting)
         self._goes_on, self._pass_over = self.epoch >= 0, 0 if source_goes_on else self.source_batches
         self._latest += 1
+
+    def has_share_of(self, state: Mapping[str, Any]) -> bool:
+        """Return whether this packer's source reads the share of the saved rank; see `common.redealing`."""
+        return has_share_of(self.src_iterable, state["source"])
+
+    def redeal(self, states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> dict[str, Any]:
+        """Return the state with which the packer of one of the ranks that resume begins; see `common.redealing`.
+
+        The packer begins in the earliest epoch in which a saved rank was. Counts of that epoch start at 0.
+
+        Raises:
+            ValueError: the source has no position that could be dealt out.
+        """
+        totals = {unit: sum(state["local"][unit] for state in states) for unit in ("tok", "sp")}
+        local = {unit: share_of(total, rank, world_size) for unit, total in totals.items()}
+        return {
+            **states[0],
+            "epoch": min(max(state["epoch"], 0) for state in states),
+            **dict.fromkeys(("seqs_consumed", "seqs_emitted", "source_batches"), 0),
+            "source_ended": False,
+            "local": states[0]["local"] | local,  # all ranks have packed equally many batches
+            "source": redeal(self.src_iterable, [state["source"] for state in states], rank, world_size),
+            "waiting": self._waiting.redeal([state["waiting"] for state in states], rank, world_size),
+        }
+
+    def start_counting_at(self, counts: Mapping[str, int]) -> None:
+        """Let the schedules start at these counts of tokens, documents and batches, by unit."""
+        self._schedules.local = dict(counts)
 
     def __iter__(self) -> Iterator[Batch]:
         """Start an epoch, or go on with the one of a state that was loaded; an earlier iterator raises from then on."""

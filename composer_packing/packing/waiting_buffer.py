@@ -7,7 +7,7 @@ read. What has been written in an array is never changed: what waits at some mom
 the order of that moment, and to remember it costs nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from composer_packing.common.redealing import share_of
 from composer_packing.common.snapshots import Snapshot
 from composer_packing.packing.document_table import BLOCK, DOCUMENT, DocumentTable, LossMask, Tokens
 from composer_packing.packing.ingest import Appended, append_documents, compact
@@ -212,6 +213,36 @@ class WaitingBuffer:
         self._idle_reads = state["idle_reads"]
         self.account = TokenAccount(**state["account"])
         self.account_before = TokenAccount(**state["account_before"])
+
+    @staticmethod
+    def redeal(states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> dict[str, Any]:
+        """Return the state with which the buffer of one of the ranks that resume begins; see `common.redealing`."""
+        tables = [state["documents"] for state in states]
+        columns = {name: np.concatenate([table[name].numpy() for table in tables]) for name in tables[0]}
+        line = np.concatenate([np.arange(len(table["length"])) for table in tables])
+        mine = np.argsort(line, kind="stable")[rank::world_size]  # the first of each saved rank, then the second, ...
+        ends = np.cumsum(columns["length"])
+        slots = [slice(end - length, end) for end, length in zip(ends[mine], columns["length"][mine], strict=True)]
+
+        def of_mine(arrays: list[NDArray[Any]]) -> NDArray[Any]:
+            whole = np.concatenate(arrays)
+            return np.concatenate([whole[:0], *(whole[each] for each in slots)])
+
+        kept = {name: column[mine] for name, column in columns.items()} | {"serial": np.arange(len(mine))}
+        totals = {name: sum(state["account"][name] for state in states) for name in states[0]["account"]}
+        account = TokenAccount(**{name: share_of(total, rank, world_size) for name, total in totals.items()})
+        account.waiting = int(kept["length"].sum())
+        account.read = account.placed
+        return {
+            **as_bytes(of_mine([tokens_in(state) for state in states])),
+            "loss_mask": torch.from_numpy(of_mine([state["loss_mask"].numpy() for state in states])),
+            "documents": {name: torch.from_numpy(column) for name, column in kept.items()},
+            "num_added": len(mine),
+            "num_gone": 0,
+            "idle_reads": 0,
+            "account": vars(account).copy(),
+            "account_before": vars(account).copy(),
+        }
 
     def _check(self, entered: Appended, num_tokens: int) -> None:
         if entered.least < 0 or entered.longest > num_tokens or entered.total != num_tokens:
