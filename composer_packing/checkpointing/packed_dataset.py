@@ -19,7 +19,7 @@ from composer_packing.checkpointing.redealing import has_the_same_shares, redeal
 from composer_packing.common.errors import ConfigError
 from composer_packing.common.snapshots import differences
 from composer_packing.config.schema import TrainConfig
-from composer_packing.packing.sequence_packer import VERSION
+from composer_packing.packing.sequence_packer import STATE_VERSION as VERSION
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from composer_packing.data.share_sampler import ALL
 from composer_packing.packing.token_account import TokenAccount
-from composer_packing.packing.waiting_buffer import as_bytes, tokens_in
+from composer_packing.packing.waiting_buffer import _as_bytes as as_bytes
+from composer_packing.packing.waiting_buffer import _tokens_of
 
 State = Mapping[str, Any]
 
@@ -101,7 +102,7 @@ def _share_of_waiting(buffers: Sequence[State], rank: int, world_size: int) -> t
         return np.concatenate([of_all[:0], *(of_all[each] for each in slices)])
 
     waiting = {
-        **as_bytes(of_mine(np.concatenate([tokens_in(buffer) for buffer in buffers]))),
+        **as_bytes(of_mine(np.concatenate([_tokens_of(buffer) for buffer in list[Any](buffers)]))),
         "loss_mask": torch.from_numpy(of_mine(np.concatenate([buffer["loss_mask"] for buffer in buffers]))),
         "documents": {name: torch.from_numpy(column) for name, column in kept.items()},
         "num_added": len(mine),

@@ -40,3 +40,8 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
         for name in sorted({*there, *here})
         if there.get(name) != here.get(name)
     ]
+
+
+def share_of(total: int, rank: int, world_size: int) -> int:
+    """One rank's part of a count. The parts of all ranks add up to the count."""
+    return total // world_size + (rank < total % world_size)
