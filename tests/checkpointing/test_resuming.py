@@ -245,7 +245,7 @@ def test_masks_drawn_by_numpy_and_a_source_without_a_place_go_on_too(
         assert_same(rest, [batch for batch, _, _ in undisturbed[number + 1 :]])
         again.close()
     batches.close()
-    assert "the source knows no place of its own: " in caplog.text
+    assert "the source has no state of its own: " in caplog.text
 
 
 def test_the_state_of_other_settings_is_refused_and_each_is_named() -> None:
@@ -255,7 +255,7 @@ def test_the_state_of_other_settings_is_refused_and_each_is_named() -> None:
         ValueError, match=r"settings: mask_prob was 0.3, is 0.2; out_pseq_len was 16, is 32; packer was"
     ):
         best_fit(source, 4, 9, 2, 32, 12, mask_prob=0.2).load_state_dict(state)
-    with pytest.raises(ValueError, match="is of version 0; this packer reads 1"):
+    with pytest.raises(ValueError, match="has version 0; this packer reads version 1"):
         subset_sum(source, 4, 9, 2, 16, 12).load_state_dict(state | {"version": 0})
 
 
@@ -304,14 +304,14 @@ def test_a_state_without_a_place_of_the_source_is_gone_on_from_by_reading_it_aga
         return Lockstep(subset_sum(loader, 4, 9, 2, 16, 12), prefetch=2)
 
     check_goes_on_from_every_batch(made)
-    assert "the source knows no place of its own: " in caplog.text
+    assert "the source has no state of its own: " in caplog.text
 
 
 def test_a_streaming_data_loader_over_a_streaming_dataset_is_refused_as_it_does_not_count_documents() -> None:
     packer = subset_sum([[{"input_ids": [5, 6, 7]}] * 4] * 4, 4, 9, 2, 16, 12)
     state = packer.state_dict()
     place = {"epoch": 0, "sample_in_epoch": 28, "num_canonical_nodes": 1, "shuffle_seed": 9}
-    with pytest.raises(ValueError, match=r"^a StreamingDataLoader does not count documents, so that its place is not"):
+    with pytest.raises(ValueError, match=r"^the state was saved with a StreamingDataLoader, which does not count documents"):
         packer.load_state_dict(state | {"source": place})
     assert packer.epoch == -1
 
