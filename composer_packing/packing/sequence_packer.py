@@ -80,7 +80,7 @@ class SequencePacker(abc.ABC):
             DataLoader may, the sampler is told the epoch.
         shape: sizes of source batches, rows, batches and the buffer.
         labels: what each token's label is.
-        schedules: what changes while the training goes on.
+        schedules: what changes during the training.
         policies: what becomes of long documents and of an epoch's tail.
         pin_memory: put batches into pinned memory, for a GPU.
 
@@ -159,7 +159,7 @@ class SequencePacker(abc.ABC):
         return state
 
     def snapshot(self) -> Snapshot:
-        """A function that gives the state of this moment, whatever the packer does until it is called."""
+        """A function that gives the state of this moment, also if it is called later."""
         source = self.src_iterable
         counts = {
             "epoch": self.epoch,
@@ -270,7 +270,7 @@ class SequencePacker(abc.ABC):
         self._continues_epoch = False
         _tell_epoch(self.src_iterable, self.epoch)
         source: Iterator[SourceBatch] = iter(())
-        if not self.source_ended:  # a source that has ended must not be asked again: it might start anew
+        if not self.source_ended:  # a source that has ended must not be asked again: it might start again
             source = itertools.islice(self.src_iterable, self._skipped_source_batches, None)
         self._latest_iterator += 1
         return self._batches(self._latest_iterator, source)
@@ -408,7 +408,7 @@ class SequencePacker(abc.ABC):
         pin_memory: bool = False,
         max_document_len: int | None = None,
     ) -> Packer:
-        """A packer in the words of a Composer training: a row takes the place of a microbatch of padded sequences.
+        """A packer in the words of a Composer training: a row replaces a microbatch of padded sequences.
 
         The published signature, with further settings. Settings that are not listed here are explained in `settings`
         and `schedules`.

@@ -28,8 +28,8 @@ class BatchShape:
         src_batch_size: documents in a source batch, at most.
         out_batch_size: rows in a batch.
         out_pseq_len: slots in a row.
-        buffer_size: documents that may wait, besides those of the batch that is being packed. All pieces of a document
-            count as one.
+        buffer_size: documents that may wait, in addition to those of the batch that is being packed. All pieces of a
+            document count as one.
         max_document_len: greatest length of a document or piece, in tokens. None for the length of a row.
 
     Raises:
@@ -123,7 +123,7 @@ class LabelSettings:
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """What changes while the training goes on.
+    """What changes during the training.
 
     Attributes:
         warmup: batch-size warmup, in rows; None for a constant size.

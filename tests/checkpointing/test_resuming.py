@@ -311,7 +311,9 @@ def test_a_streaming_data_loader_over_a_streaming_dataset_is_refused_as_it_does_
     packer = subset_sum([[{"input_ids": [5, 6, 7]}] * 4] * 4, 4, 9, 2, 16, 12)
     state = packer.state_dict()
     place = {"epoch": 0, "sample_in_epoch": 28, "num_canonical_nodes": 1, "shuffle_seed": 9}
-    with pytest.raises(ValueError, match=r"^the state was saved with a StreamingDataLoader, which does not count documents"):
+    with pytest.raises(
+        ValueError, match=r"^the state was saved with a StreamingDataLoader, which does not count documents"
+    ):
         packer.load_state_dict(state | {"source": place})
     assert packer.epoch == -1
 

@@ -64,7 +64,7 @@ def test_a_warmup_in_batches_gives_each_size_as_many_of_them_on_any_number_of_ra
 def test_a_cooldown_counts_in_the_unit_of_its_length() -> None:
     schedule = MaskingRatioCooldownScheduler(0.3, 0.1, "100sp", "50sp", world_size=2)
     assert schedule.unit == "sp"
-    assert schedule(50) == pytest.approx(0.2), "half of the hundred documents, behind half of the fifty"
+    assert schedule(50) == pytest.approx(0.2), "half of the hundred documents, after half of the fifty"
     assert MaskingRatioCooldownScheduler(0.3, 0.1, "10ba", world_size=4)(5) == pytest.approx(0.2)
 
 

@@ -203,7 +203,7 @@ def test_the_distributed_sampler_is_told_the_epoch() -> None:
 
 
 @both_strategies
-def test_an_iterator_of_an_earlier_epoch_does_not_go_on_behind_the_newer_ones_back(
+def test_an_iterator_of_an_earlier_epoch_raises_after_a_newer_iterator_was_made(
     strategy: type[SequencePacker],
 ) -> None:
     packer = packer_of(strategy, wrapped([[[1] * 4] * 4] * 4), 4, 4, 2, 4, 5)
@@ -359,7 +359,7 @@ def test_a_source_without_end_that_gives_nothing_to_pack_is_an_error_not_a_silen
 
 
 def test_an_epoch_of_nothing_but_dropped_documents_is_no_error_where_others_have_been_packed() -> None:
-    """One rank may meet such an epoch while the others go on."""
+    """One rank may have such an epoch while the others continue."""
     shares = iter([[[1] * 8] * 3, [[1] * 9] * 3, [[1] * 8] * 3])
 
     class Shares:
