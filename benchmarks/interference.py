@@ -27,7 +27,14 @@ from typing import Any
 import torch
 from packing import MASK, MASK_PROB, PAD, VOCAB_SIZE, WORKLOADS, plain_batches, sources
 
-from composer_packing import BufferedIterable, KeyedMasking, Lockstep, SubsetSumSequencePacker
+from composer_packing import (
+    BatchShape,
+    BufferedIterable,
+    KeyedMasking,
+    LabelSettings,
+    Lockstep,
+    SubsetSumSequencePacker,
+)
 
 PERIOD, PERIODS, ROUNDS = 1 / 20, 20, 16
 PREFETCH, WIDTH = 5, 32
@@ -79,11 +86,9 @@ def main() -> None:
     shape = workload.rows, workload.row_len
 
     def packer() -> SubsetSumSequencePacker:
-        return SubsetSumSequencePacker(
-            *(itertools.cycle(forms["flat"]), size, workload.longest, *shape, 10 * size, PAD, MASK),
-            mask_prob=MASK_PROB,
-            keyed_masking=KeyedMasking(17, VOCAB_SIZE, range(5)),
-        )
+        masking = KeyedMasking(17, VOCAB_SIZE, range(5))
+        labels = LabelSettings(pad_token_id=PAD, mask_token_id=MASK, mask_prob=MASK_PROB, keyed_masking=masking)
+        return SubsetSumSequencePacker(itertools.cycle(forms["flat"]), BatchShape(size, *shape, 10 * size), labels)
 
     def plain() -> Iterator[dict[str, Any]]:
         return plain_batches(itertools.cycle(forms["arrays"]), size, *shape, 10 * size)

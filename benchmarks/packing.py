@@ -25,9 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing import (
+    BatchShape,
     FlatSourceBatch,
     GreedyBestFitSequencePacker,
     KeyedMasking,
+    LabelSettings,
     SequencePacker,
     SubsetSumSequencePacker,
     find_best_fit,
@@ -84,11 +86,9 @@ def ours(
     strategy: type[SequencePacker], source: Endless, size: int, workload: Workload, **settings: Any
 ) -> Iterator[Any]:
     """Attention masks of our packer's batches."""
-    packer = strategy(
-        *(source, size, workload.longest, workload.rows, workload.row_len, 10 * size, PAD, MASK),
-        mask_prob=MASK_PROB,
-        **settings,
-    )
+    shape = BatchShape(size, workload.rows, workload.row_len, 10 * size)
+    labels = LabelSettings(pad_token_id=PAD, mask_token_id=MASK, mask_prob=MASK_PROB, **settings)
+    packer = strategy(source, shape, labels)
     for batch in packer:
         yield batch["attention_mask"].numpy()
 
@@ -207,8 +207,8 @@ def with_loss_masks(source: Endless) -> list[SourceBatch]:
 
 def packing_alone(strategy: type[SequencePacker], source: Endless, size: int, workload: Workload) -> Callable[[], Any]:
     """A function that packs `BATCHES` batches and gives the tokens in them and the rows."""
-    shape = workload.rows, workload.row_len
-    packer = strategy(*(source, size, workload.longest, *shape, 10 * size, PAD, MASK), suppress_masking=True)
+    shape = BatchShape(size, workload.rows, workload.row_len, 10 * size)
+    packer = strategy(source, shape, LabelSettings(pad_token_id=PAD, mask_token_id=MASK, suppress_masking=True))
     batches = iter(packer)
 
     def pack() -> tuple[int, int]:

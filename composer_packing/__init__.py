@@ -25,24 +25,37 @@ from composer_packing.packing.blocks import PackedBlocks, pack_blocks, pack_sequ
 from composer_packing.packing.labels.keyed_mlm import KeyedMasking
 from composer_packing.packing.labels.published_mlm import mlm_masking
 from composer_packing.packing.options import Objective, OverLong, Tail
-from composer_packing.packing.schedules import BatchSizeWarmupScheduler, MaskingRatioCooldownScheduler, MaskingSchedule
+from composer_packing.packing.schedules import (
+    BatchSizeWarmup,
+    BatchSizeWarmupScheduler,
+    MaskingRatioCooldownScheduler,
+    MaskingSchedule,
+    MaskRatioCooldown,
+)
 from composer_packing.packing.sequence_packer import SequencePacker
+from composer_packing.packing.settings import BatchShape, LabelSettings, Policies, ScheduleSettings
 from composer_packing.packing.source_batch import FlatSourceBatch, flat_source_batch
 from composer_packing.packing.subset_sum import SubsetSumSequencePacker
 from composer_packing.packing.token_account import TokenAccount
 
 __all__ = [
+    "BatchShape",
+    "BatchSizeWarmup",
     "BatchSizeWarmupScheduler",
     "BufferedIterable",
     "FlatSourceBatch",
     "GreedyBestFitSequencePacker",
     "KeyedMasking",
+    "LabelSettings",
     "Lockstep",
+    "MaskRatioCooldown",
     "MaskingRatioCooldownScheduler",
     "MaskingSchedule",
     "Objective",
     "OverLong",
     "PackedBlocks",
+    "Policies",
+    "ScheduleSettings",
     "SequencePacker",
     "SubsetSumSequencePacker",
     "Tail",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from composer_packing import GreedyBestFitSequencePacker
+from tests.tools.packers import best_fit
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -36,7 +36,7 @@ def test_the_plain_baseline_gives_the_same_batches_to_the_bit(as_lists: bool) ->
     batches = source_batches(size)
     if as_lists:
         batches = [[{"input_ids": document["input_ids"].tolist()} for document in batch] for batch in batches]
-    packer = GreedyBestFitSequencePacker(
+    packer = best_fit(
         *(batches, size, 40, rows, row_len, buffer_size, benchmark.PAD, benchmark.MASK, benchmark.IGNORE),
         mask_prob=benchmark.MASK_PROB,
         seed=seed,

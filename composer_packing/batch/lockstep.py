@@ -17,7 +17,7 @@ from torch import distributed
 from composer_packing.batch.background import BufferedIterable
 from composer_packing.batch.contract import Batch, with_counts, with_equal_weights
 from composer_packing.batch.microbatches import get_num_targets_in_packed_batch
-from composer_packing.common.redealing import has_share_of, redeal
+from composer_packing.common.redealing import redeal_stage, stage_has_same_shares
 from composer_packing.common.snapshots import Snapshot, snapshot_of
 
 log = logging.getLogger(__name__)
@@ -115,12 +115,12 @@ class Lockstep(Iterable[Batch]):
         self._stream = self._held = self._place = None
         self._latest += 1
 
-    def has_share_of(self, state: Mapping[str, Any]) -> bool:
-        """Return whether this rank reads the share of the saved rank; see `common.redealing`."""
-        return self._epochs.has_share_of(state["stream"])
+    def has_same_shares(self, state: Mapping[str, Any]) -> bool:
+        """Whether documents were dealt out to the saved ranks as to these; see `common.redealing`."""
+        return self._epochs.has_same_shares(state["stream"])
 
     def redeal(self, states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> dict[str, Any]:
-        """Return the state with which one of the ranks that resume begins; see `common.redealing`.
+        """The state with which one of the ranks that resume begins; see `common.redealing`.
 
         Raises:
             ValueError: the source has no position that could be dealt out.
@@ -129,14 +129,10 @@ class Lockstep(Iterable[Batch]):
         # The saved ranks had agreed on the other counts.
         return {**states[0], "stream": self._epochs.redeal(streams, rank, world_size)}
 
-    def start_counting_at(self, counts: Mapping[str, int]) -> None:
-        """Let the schedules of a `SequencePacker` start at these counts at the next `iter()`.
-
-        Args:
-            counts: tokens, documents and batches of this rank, by unit.
-        """
+    def start_counting_at(self, tokens: int, documents: int, batches: int) -> None:
+        """Let the schedules of a `SequencePacker` continue from these counts of this rank at the next `iter()`."""
         self.load_state_dict(self.state_dict())  # ends the thread, which has packed ahead by the old counts
-        self._epochs.source.start_counting_at(counts)  # type: ignore[attr-defined]
+        self._epochs.source.start_counting_at(tokens, documents, batches)  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Batch]:
         """Go on where the last iterator stopped; that one gives nothing more."""
@@ -220,11 +216,11 @@ class _Epochs(Iterable[Batch | EpochEnd]):
         self._epoch = state["epoch"]
         self.source.load_state_dict(state["source"])  # type: ignore[attr-defined]
 
-    def has_share_of(self, state: Mapping[str, Any]) -> bool:
-        return has_share_of(self.source, state["source"])
+    def has_same_shares(self, state: Mapping[str, Any]) -> bool:
+        return stage_has_same_shares(self.source, state["source"])
 
     def redeal(self, states: Sequence[Mapping[str, Any]], rank: int, world_size: int) -> dict[str, Any]:
-        source = redeal(self.source, [state["source"] for state in states], rank, world_size)
+        source = redeal_stage(self.source, [state["source"] for state in states], rank, world_size)
         return {"epoch": min(state["epoch"] for state in states), "source": source}
 
     def __iter__(self) -> Iterator[Batch | EpochEnd]:

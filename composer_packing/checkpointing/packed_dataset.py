@@ -15,12 +15,10 @@ from torch.utils.data import IterableDataset
 
 from composer_packing.batch.contract import Batch
 from composer_packing.batch.lockstep import Lockstep
-from composer_packing.common.durations import UNITS
 from composer_packing.common.errors import ConfigError
-from composer_packing.common.redealing import share_of
-from composer_packing.common.snapshots import differences
+from composer_packing.common.snapshots import differences, share_of
 from composer_packing.config.schema import TrainConfig
-from composer_packing.packing.sequence_packer import VERSION
+from composer_packing.packing.sequence_packer import STATE_VERSION
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +90,7 @@ class PackedDataset(IterableDataset[Batch]):
         self.batches = batches
         self.is_loaded = self.is_restarted = False
         self._lockstep = batches if isinstance(batches, Lockstep) and batches.has_state else None
-        self._settings = {"version": VERSION} | dict(settings or {})
+        self._settings = {"version": STATE_VERSION} | dict(settings or {})
         self._restart_changed = restart_changed
 
     def __iter__(self) -> Iterator[Batch]:
@@ -145,14 +143,17 @@ class PackedDataset(IterableDataset[Batch]):
         """Let the schedules of the packer continue from Composer's clock, for data that is read from its start."""
         assert self._lockstep is not None
         rank, world_size = dist.get_global_rank(), dist.get_world_size()
-        totals = {unit: getattr(timestamp, names.timestamp_name).value for unit, names in UNITS.items()}
-        shared_out = {unit: share_of(totals[unit], rank, world_size) for unit in ("tok", "sp")}
-        self._lockstep.start_counting_at(totals | shared_out)  # a batch counts on every rank
+        tokens, documents = timestamp.token.value, timestamp.sample.value
+        self._lockstep.start_counting_at(
+            tokens=share_of(tokens, rank, world_size),
+            documents=share_of(documents, rank, world_size),
+            batches=timestamp.batch.value,  # a batch counts on every rank
+        )
 
     def _resume(self, ranks: list[dict[str, Any]]) -> None:
         assert self._lockstep is not None
         rank, world_size = dist.get_global_rank(), dist.get_world_size()
-        if len(ranks) == world_size and self._lockstep.has_share_of(ranks[0]):
+        if len(ranks) == world_size and self._lockstep.has_same_shares(ranks[0]):
             self._lockstep.load_state_dict(ranks[rank])
             return
         try:

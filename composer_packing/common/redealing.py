@@ -25,15 +25,15 @@ from typing import Any, Protocol, runtime_checkable
 class Redealable(Protocol):
     """A stage whose state can be dealt out again to other ranks."""
 
-    def has_share_of(self, state: Any) -> bool:
-        """Return whether the rank of the saved state read the same share of the documents as this rank does.
+    def has_same_shares(self, state: Any) -> bool:
+        """Whether the documents were dealt out to the saved ranks as they are to those that resume.
 
         Args:
             state: of any rank that saved. The caller makes sure that as many ranks saved as resume.
         """
 
     def redeal(self, states: Sequence[Any], rank: int, world_size: int) -> Any:
-        """Return the state with which one of the ranks that resume begins.
+        """The state with which one of the ranks that resume begins.
 
         Args:
             states: of all ranks that saved, in the order of the ranks.
@@ -45,18 +45,18 @@ class Redealable(Protocol):
         """
 
 
-def has_share_of(stage: object, state: Any) -> bool:
-    """Return what `stage.has_share_of` returns, and True for a stage without that method.
+def stage_has_same_shares(stage: object, state: Any) -> bool:
+    """What `stage.has_same_shares` returns; True for a stage without that method.
 
     Args:
         stage: the stage below the one that asks.
-        state: as in `Redealable.has_share_of`.
+        state: as in `Redealable.has_same_shares`.
     """
-    return not isinstance(stage, Redealable) or stage.has_share_of(state)
+    return not isinstance(stage, Redealable) or stage.has_same_shares(state)
 
 
-def redeal(stage: object, states: Sequence[Any], rank: int, world_size: int) -> Any:
-    """Return what `stage.redeal` returns.
+def redeal_stage(stage: object, states: Sequence[Any], rank: int, world_size: int) -> Any:
+    """What `stage.redeal` returns.
 
     Args:
         stage: the stage below the one that asks.
@@ -70,8 +70,3 @@ def redeal(stage: object, states: Sequence[Any], rank: int, world_size: int) -> 
     if not isinstance(stage, Redealable):
         raise ValueError(f"a {type(stage).__name__} has no position that could be dealt out to other ranks")
     return stage.redeal(states, rank, world_size)
-
-
-def share_of(total: int, rank: int, world_size: int) -> int:
-    """Return a rank's part of a count. The parts of all ranks add up to the count."""
-    return total // world_size + (rank < total % world_size)

@@ -3,7 +3,7 @@
 from operator import attrgetter
 
 from composer_packing.common.errors import ConfigError
-from composer_packing.config.schema import PRECISIONS, EvalLoaderConfig, TrainConfig, TrainLoaderConfig
+from composer_packing.config.schema import PRECISIONS, EvalLoaderConfig, TrainConfig
 from composer_packing.config.sources import (
     BYTES_DTYPES,
     DOCUMENT_PER,
@@ -15,7 +15,7 @@ from composer_packing.config.sources import (
     TextsConfig,
 )
 from composer_packing.packing.options import Objective, PackingStrategy
-from composer_packing.packing.schedules import MaskingSchedule
+from composer_packing.packing.schedules import BatchSizeWarmup, MaskRatioCooldown
 
 SHORTEST_SEQ_LEN = 8
 """[CLS], [SEP] and a few words: below this there is nothing to learn from."""
@@ -66,12 +66,6 @@ def check_config(config: TrainConfig, world_size: int) -> None:
                 f"{key}={size}: must be a positive multiple of {micro * world_size}, which is {world_size} ranks "
                 f"times device_train_microbatch_size={micro}"
             )
-    minimum = config.train_loader.batch_size_warmup_min_size
-    if minimum is not None and minimum > config.global_train_batch_size:
-        raise ConfigError(
-            f"train_loader.batch_size_warmup_min_size={minimum}: must not exceed "
-            f"global_train_batch_size={config.global_train_batch_size}"
-        )
     if not all(0 <= beta < 1 for beta in config.optimizer.betas):
         raise ConfigError(f"optimizer.betas={list(config.optimizer.betas)}: each must be at least 0 and below 1")
     if config.buffer_size(world_size) <= config.device_batch_size(world_size):
@@ -173,31 +167,20 @@ def _check_load_path(config: TrainConfig) -> None:
 
 
 def _check_schedules(config: TrainConfig) -> None:
-    """What the packer would refuse too, but under the names of its own arguments."""
+    """The rules are the packer's own; its options have the same names as the keys."""
     loader = config.train_loader
-    for one, other in (
-        ("batch_size_warmup_min_size", "batch_size_warmup_tokens"),
-        ("final_masking_ratio", "masking_ratio_cooldown_tokens"),
-    ):
-        if (getattr(loader, one) is None) != (getattr(loader, other) is None):
-            missing, given = (one, other) if getattr(loader, one) is None else (other, one)
-            raise ConfigError(f"train_loader.{given}={getattr(loader, given)}: needs train_loader.{missing} too")
-    final, step = loader.final_masking_ratio, loader.masking_ratio_step_size
-    for key in ("masking_ratio_cooldown_start_tokens", "masking_ratio_step_size"):
-        if getattr(loader, key) is not None and final is None:
-            raise ConfigError(f"train_loader.{key}={getattr(loader, key)}: needs train_loader.final_masking_ratio too")
-    if final is not None and final > config.mlm_probability:
-        raise ConfigError(
-            f"train_loader.final_masking_ratio={final}: must not exceed mlm_probability={config.mlm_probability}"
+    try:
+        warmup = BatchSizeWarmup.from_options(loader.batch_size_warmup_min_size, loader.batch_size_warmup_tokens)
+        if warmup is not None:
+            warmup.check_maximum("global_train_batch_size", config.global_train_batch_size)
+        cooldown = MaskRatioCooldown.from_options(
+            loader.final_masking_ratio,
+            loader.masking_ratio_cooldown_tokens,
+            loader.masking_ratio_cooldown_start_tokens,
+            loader.masking_cooldown_schedule_type,
+            loader.masking_ratio_step_size,
         )
-    shape = loader.masking_cooldown_schedule_type
-    if shape not in tuple(MaskingSchedule):
-        raise ConfigError(f"train_loader.masking_cooldown_schedule_type={shape}: must be linear or stair")
-    if final is None and shape != TrainLoaderConfig.masking_cooldown_schedule_type:
-        raise ConfigError(
-            f"train_loader.masking_cooldown_schedule_type={shape}: needs train_loader.final_masking_ratio too"
-        )
-    if final is not None and (step is not None) != (shape == MaskingSchedule.STAIR):
-        raise ConfigError(f"train_loader.masking_ratio_step_size={step}: stair needs it, linear does without")
-    if step is not None and not 0 < step <= 1:
-        raise ConfigError(f"train_loader.masking_ratio_step_size={step}: must lie above 0 and not above 1")
+        if cooldown is not None:
+            cooldown.check_initial("mlm_probability", config.mlm_probability)
+    except ValueError as error:
+        raise ConfigError(f"train_loader.{error}") from error

@@ -40,26 +40,27 @@ def resolve_durations(config: TrainConfig) -> TrainConfig:
             raise ConfigError(str(error)) from error
         length = length or duration  # `max_duration` comes first
         setattr(holder, name, str(duration))
-    _check(config)
+    assert length is not None
+    t_warmup, t_decay = config.scheduler.t_warmup, config.scheduler.t_decay
+    check_learning_rate(parse_duration("t_warmup", t_warmup), parse_duration("t_decay", t_decay), length)
     return config
 
 
-def _check(config: TrainConfig) -> None:
-    """What must hold between durations."""
-    whole = parse_duration("max_duration", config.max_duration)
-    scheduler, loader = config.scheduler, config.train_loader
-    warmup, decay = parse_duration("t_warmup", scheduler.t_warmup), parse_duration("t_decay", scheduler.t_decay)
-    if decay.count and decay.unit != whole.unit:
+def check_learning_rate(warmup: Duration, decay: Duration, max_duration: Duration) -> None:
+    """Raise ConfigError unless a warmup at the start and a decay at the end fit into the training.
+
+    Args:
+        warmup: length of the warmup.
+        decay: length of the decay. It counts back from the end, so it must have the unit of `max_duration`.
+        max_duration: length of the training.
+    """
+    if decay.count and decay.unit != max_duration.unit:
         raise ConfigError(
-            f"scheduler.t_decay={decay}: counts back from the end at max_duration={whole}; give {whole.unit} or dur"
+            f"scheduler.t_decay={decay}: counts back from the end at max_duration={max_duration}; give it in "
+            f"{max_duration.unit} or dur"
         )
-    if warmup.unit == whole.unit and warmup.count + decay.count > whole.count:
-        both = f"scheduler.t_warmup={warmup}, scheduler.t_decay={decay}"
-        raise ConfigError(f"{both}: together they must not exceed max_duration={whole}")
-    if loader.masking_ratio_cooldown_tokens is not None:
-        cooldown = parse_duration("cooldown", loader.masking_ratio_cooldown_tokens)
-        start = parse_duration("start", loader.masking_ratio_cooldown_start_tokens or 0)
-        if start.count and start.unit != cooldown.unit:
-            raise ConfigError(
-                f"train_loader.masking_ratio_cooldown_start_tokens={start}: give it in {cooldown.unit}, as the cooldown"
-            )
+    if warmup.unit == max_duration.unit and warmup.count + decay.count > max_duration.count:
+        raise ConfigError(
+            f"scheduler.t_warmup={warmup}, scheduler.t_decay={decay}: together they must not exceed "
+            f"max_duration={max_duration}"
+        )

@@ -102,8 +102,8 @@ class DocumentLoader:
         }
         self._read, self._loaded_epoch = state["read"], state["epoch"]
 
-    def has_share_of(self, state: Mapping[str, Any] | None) -> bool:
-        """Return whether the saved rank's documents were dealt out as this rank's are; see `common.redealing`.
+    def has_same_shares(self, state: Mapping[str, Any] | None) -> bool:
+        """Whether documents were dealt out to the saved ranks as to these; see `common.redealing`.
 
         Args:
             state: of the source of that rank, which need not be a `DocumentLoader`.
@@ -111,7 +111,7 @@ class DocumentLoader:
         return state is not None and state.get("ranks_per_node") == self.sampler.ranks_per_node
 
     def redeal(self, states: Sequence[Any], rank: int, world_size: int) -> LoaderState:
-        """Return the position at which the ranks that resume begin; it is the same on all, see `common.redealing`.
+        """The position at which the ranks that resume begin; it is the same on all, see `common.redealing`.
 
         Raises:
             ValueError: a state is not that of a `DocumentLoader`.

@@ -1,4 +1,18 @@
-"""The published strategy: greedy best fit, document by document."""
+"""Best fit, the published strategy: each document goes to the row with the least room that still holds it.
+
+On a tie the lowest such row is taken. A document that fits no row waits for a later batch. Documents `a`..`f` of 5, 4,
+3, 6, 3 and 2 tokens come in this order, for three rows of eight slots::
+
+    a -> row 0   aaaaa...   ........   ........    all rows are empty: the lowest row
+    b -> row 1   aaaaa...   bbbb....   ........    row 0 has no room for 4 tokens
+    c -> row 0   aaaaaccc   bbbb....   ........    row 0 has 3 free slots, the others have more
+    d -> row 2   aaaaaccc   bbbb....   dddddd..
+    e -> row 1   aaaaaccc   bbbbeee.   dddddd..
+    f -> row 2   aaaaaccc   bbbbeee.   ddddddff    one slot of 24 is padding
+
+Only lengths matter for this. The rows are kept sorted by their room, so that a document costs a binary search and a
+short shift. When no row has room for the shortest document, the rest of the documents is not looked at.
+"""
 
 from collections.abc import Iterator
 
@@ -11,47 +25,13 @@ from composer_packing.packing.sequence_packer import SequencePacker
 from composer_packing.packing.source_batch import SourceBatch
 
 
-class GreedyBestFitSequencePacker(SequencePacker):
-    """Each document goes to the row with the least room that holds it; see `packing` for a picture.
-
-    A batch takes documents from the front of the waiting buffer and refills the buffer from the source until so
-    many have found no room that another source batch might overfill it; those wait for the next batch. The
-    last to find no room comes first then, and a document that is hard to place may wait for very long.
-    """
-
-    def _place(self, source: Iterator[SourceBatch], rows: int) -> NDArray[np.int64]:
-        waiting, by_room = self._waiting, empty_rows(rows, self.out_pseq_len)
-        placements = [np.empty(0, np.int64)]
-        tried = skipped = 0
-        while len(waiting) > tried or self._refill(source, self.buffer_size - skipped):
-            row_of, placed = place_best_fit(waiting.documents, waiting.order[tried:], by_room, waiting.shortest)
-            placements.append(row_of)
-            skipped += len(row_of) - placed
-            tried = len(waiting)
-        return np.concatenate(placements)
-
-    def _refill(self, source: Iterator[SourceBatch], limit: int) -> bool:
-        """Read source batches until another might overfill the buffer; say whether documents were added."""
-        total = 0
-        while self.buffer_size - total > self.src_batch_size and total + self.src_batch_size <= limit:
-            added = self._read(source)
-            if added is None:
-                break
-            total += added
-        return total > 0
-
-    def _in_line(self, left: NDArray[np.int64]) -> NDArray[np.int64]:
-        # As published: each is put back to the front, so that the last skipped comes first.
-        return left[::-1].copy()
-
-
 @compiled
 def find_best_fit(remaining_spaces: NDArray[np.int64], seq_len: int) -> int:
-    """Row with the least room that holds `seq_len` tokens, the lowest on a tie; -1 where none does.
+    """The row with the least room that still holds `seq_len` tokens, the lowest row on a tie. -1 if no row holds them.
 
     Args:
         remaining_spaces: int64 `(rows,)`, free slots of each row.
-        seq_len: length of the document in tokens.
+        seq_len: length of the document, in tokens.
     """
     best = NO_ROW
     for row in range(len(remaining_spaces)):
@@ -69,16 +49,16 @@ def empty_rows(rows: int, row_len: int) -> NDArray[np.int64]:
 def place_best_fit(
     documents: DocumentTable, order: NDArray[np.int64], by_room: NDArray[np.int64], shortest: int
 ) -> tuple[NDArray[np.int64], int]:
-    """Place documents one after the other by best fit.
+    """Choose a row for each document by best fit, one document after the other.
 
     Args:
         documents: the table.
-        order: int64 `(waiting,)`, places in it, in waiting order.
+        order: int64 `(waiting,)`, indices in the table, in waiting order.
         by_room: the rows, as `empty_rows` gives them; changed in place.
-        shortest: no document is shorter.
+        shortest: lower bound of all lengths.
 
     Returns:
-        int64 `(waiting,)`: the row of each document, -1 where it has to wait; and how many were placed.
+        int64 `(waiting,)`: the row of each document, -1 for a document that must wait; and how many got a row.
     """
     rows = len(by_room)
     row_of = np.full(len(order), NO_ROW)
@@ -98,3 +78,37 @@ def place_best_fit(
             at -= 1
         by_room[at] = fuller
     return row_of, placed
+
+
+class GreedyBestFitSequencePacker(SequencePacker):
+    """Packs by best fit, document by document, as published with ModernBERT. This module has a picture.
+
+    A batch takes documents from the front of the waiting buffer. When all have been tried, more are read, until so many
+    have found no row that a further source batch might overfill the buffer. Documents without a row wait for the next
+    batch, in reverse order. So a document that is hard to place may wait for hundreds of batches.
+    """
+
+    def _place(self, source: Iterator[SourceBatch], rows: int) -> NDArray[np.int64]:
+        waiting, by_room = self._waiting, empty_rows(rows, self.shape.out_pseq_len)
+        placements = [np.empty(0, np.int64)]
+        tried = skipped = 0
+        while len(waiting) > tried or self._refill(source, self.shape.buffer_size - skipped):
+            row_of, placed = place_best_fit(waiting.documents, waiting.order[tried:], by_room, waiting.shortest)
+            placements.append(row_of)
+            skipped += len(row_of) - placed
+            tried = len(waiting)
+        return np.concatenate(placements)
+
+    def _refill(self, source: Iterator[SourceBatch], limit: int) -> bool:
+        """Read source batches until another one might overfill the buffer. Returns whether documents were added."""
+        shape, total = self.shape, 0
+        while shape.buffer_size - total > shape.src_batch_size and total + shape.src_batch_size <= limit:
+            added = self._read(source)
+            if added is None:
+                break
+            total += added
+        return total > 0
+
+    def _line_up(self, left: NDArray[np.int64]) -> NDArray[np.int64]:
+        # As published: each document is put back to the front, so the last one without a row comes first.
+        return left[::-1].copy()

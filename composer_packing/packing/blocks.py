@@ -1,16 +1,16 @@
-"""Sample packing for fine-tuning: sequences go in, blocks of a fixed length come out, all of them at once.
+"""Sample packing for fine-tuning: a whole list of sequences goes in, blocks of one length come out.
 
-Sequences are laid end to end in blocks of `max_seq_length` slots, and which tokens are to be learned goes with them:
-all of them, or of each example its responses. There are three placements. Sequences `a`..`f` of 5, 4, 3, 6, 3 and 2
-tokens in blocks of eight slots::
+Sequences are written one after the other into blocks of `max_seq_length` slots, together with a mask of the tokens that
+are to be learned: all tokens, or the responses of each example. There are three placements. Sequences `a`..`f` of 5, 4,
+3, 6, 3 and 2 tokens in blocks of eight slots::
 
-    split, the default    aaaaabbb   bcccdddd   ddeeeff.                what does not fit is split over the boundary
+    split, the default    aaaaabbb   bcccdddd   ddeeeff.                a sequence may continue in the next block
     next block            aaaaa...   bbbbccc.   dddddd..   eeeff...     split=False: it begins the next block
     best fit              aaaaaccc   bbbbeee.   ddddddff                split=False, best_fit=True: any open block
 
-Best fit takes the block with the least room that still holds the sequence, and on a tie the one that has had just that
-room for longest. There is no bound on the number of open blocks, and a sequence does not cost more where there are
-many of them.
+Best fit takes the block with the least room that still holds the sequence. On a tie it takes the block that has had
+this room for the longest time. The number of open blocks has no bound, and a sequence costs the same time however many
+blocks are open.
 """
 
 import array
@@ -33,17 +33,17 @@ log = logging.getLogger(__name__)
 
 
 class PackedBlocks(NamedTuple):
-    """Blocks in the order they were begun; the sequences of a block lie in the order they came.
+    """Packed blocks, in the order in which they were begun. Sequences within a block keep their order.
 
     Attributes:
         blocks: int64 `(blocks, max_seq_length)`, the token ids.
-        loss_masks: int64 `(blocks, max_seq_length)`: 1 for a token to learn, 0 for one that is no response and for
-            padding. They are of the tokens themselves: who shifts them to make next-token labels must leave out the
-            first token of each segment of `cu_seqlens`, or a document is predicted from the one before it.
-        cu_seqlens: int32 `(segments + 1,)` for each block: 0, the end of each sequence or piece of one, and
-            `max_seq_length` where padding follows. Attention that knows them stays inside sequences.
-        num_truncated: sequences that were cut to `max_seq_length` tokens, those dropped afterwards among them.
-        num_dropped: examples that were left out, as they had no response token or none was left.
+        loss_masks: int64 `(blocks, max_seq_length)`: 1 for a token to learn, 0 for any other token and for padding. An
+            entry belongs to the token in its own slot. If you shift the masks to get next-token labels, leave out the
+            first token of each segment of `cu_seqlens`; otherwise a sequence is predicted from the one before it.
+        cu_seqlens: int32 `(segments + 1,)` for each block: 0, the end of each sequence or piece, and `max_seq_length`
+            if padding follows. With these boundaries attention stays inside sequences.
+        num_truncated: sequences that were cut to `max_seq_length` tokens, even if they were dropped afterwards.
+        num_dropped: examples that were left out because no response token was left, or because they had none.
     """
 
     blocks: NDArray[np.int64]
@@ -63,27 +63,29 @@ def pack_blocks(
     loss_masks: Iterable[Any] | None = None,
     response_spans: Iterable[Any] | None = None,
 ) -> PackedBlocks:
-    """Pack sequences into blocks, and say which of their tokens are to be learned.
+    """Pack sequences into blocks, with masks of the tokens that are to be learned.
 
-    A sequence that is longer than a block is first cut to the block's length, and an example of which no response
-    token is left is dropped. One warning tells how many. Empty sequences are passed over. Padding is told from
-    tokens by its place: a token may have the id of padding.
+    A sequence that is longer than a block is first cut to the length of a block. An example without a response token
+    after that is dropped. One warning says how many. Empty sequences are skipped. A token may have the id of padding.
 
     Args:
-        sequences: a list, tuple, numpy array or CPU tensor of token ids each.
-        max_seq_length: slots per block.
-        padding_token_id: what stands in the slots behind the last token of a block.
-        split: split a sequence that does not fit the rest of a block; otherwise it goes to the next block whole.
-        best_fit: put each sequence into the open block with the least room that holds it; goes with `split=False`.
-        loss_masks: for each sequence as many values, 1 or True where a token is to be learned and 0 or False elsewhere.
-        response_spans: instead of them, for each sequence the `(start, end)` of its response, the end left out, or
-            a list of those of several responses.
+        sequences: each a list, tuple, numpy array or CPU tensor of token ids.
+        max_seq_length: slots in a block.
+        padding_token_id: stands in the slots after the last token of a block.
+        split: split a sequence that does not fit into the rest of a block. Otherwise all of it goes to the next block.
+        best_fit: put each sequence into the open block with the least room that holds it. Needs `split=False`.
+        loss_masks: for each sequence one value per token: 1 or True if the token is to be learned, else 0 or False.
+        response_spans: instead of `loss_masks`: for each sequence the `(start, end)` of its response, without the end,
+            or a list of such pairs.
 
     Raises:
-        TypeError: a sequence or mask is no flat sequence of integers, a span no pair of them, or a number no int.
-        ValueError: an id is negative, `max_seq_length` is below 1 or not below 2**31, there is not one mask or entry of
-            spans for each sequence, a mask is not as long as its sequence or holds something else than 0 and 1, a span
-            does not lie in its sequence, or options do not go together.
+        TypeError: a sequence or mask is not a flat sequence of integers, a span is not a pair of them, or a number is
+        not
+            an int.
+        ValueError: an id is negative, `max_seq_length` is below 1 or not below 2**31, a sequence has no mask or spans,
+        the
+            length of a mask differs from its sequence's, a mask holds values other than 0 and 1, a span lies outside
+            its sequence, or options do not fit each other.
     """
     check_positive(max_seq_length=max_seq_length)
     check_ints(padding_token_id=padding_token_id)
@@ -93,15 +95,15 @@ def pack_blocks(
         raise ValueError(f"{best_fit=} needs split=False, got {split=}")
     if loss_masks is not None and response_spans is not None:
         raise ValueError("loss_masks and response_spans must not both be given")
-    tokens, lengths = concatenate_ids("each sequence", _listed("sequences", sequences))
+    tokens, lengths = concatenate_ids("each sequence", _to_list("sequences", sequences))
     starts = np.cumsum(lengths) - lengths
 
     kept = np.minimum(lengths, max_seq_length)
     to_learn = None
     if loss_masks is not None:
-        to_learn = concatenate_loss_masks(_one_each("loss_masks", loss_masks, lengths), lengths)
+        to_learn = concatenate_loss_masks(_to_list_of("loss_masks", loss_masks, lengths), lengths)
     elif response_spans is not None:
-        to_learn = _read_spans(_one_each("response_spans", response_spans, lengths), lengths, starts)
+        to_learn = _read_spans(_to_list_of("response_spans", response_spans, lengths), lengths, starts)
     is_taken = kept > 0
     if to_learn is not None:
         before = np.concatenate([[0], np.cumsum(to_learn, dtype=np.int64)])
@@ -110,7 +112,7 @@ def pack_blocks(
     num_dropped = int(np.count_nonzero(lengths) - np.count_nonzero(is_taken))
     if num_truncated or num_dropped:
         log.warning(
-            "of %d sequences %d were cut to %d tokens, and %d dropped for want of a response token",
+            "of %d sequences %d were cut to %d tokens, and %d were dropped because they have no response token left",
             *(len(lengths), num_truncated, max_seq_length, num_dropped),
         )
 
@@ -121,7 +123,7 @@ def pack_blocks(
     fill_rows(tokens, documents, layout.documents, layout.first, padding_token_id, blocks, learned)
     if to_learn is not None:
         fill_rows(to_learn, documents, layout.documents, layout.first, 0, learned, np.empty_like(learned))
-    bounds = itertools.pairwise([0, *np.cumsum(layout.segments).tolist()])
+    bounds = itertools.pairwise([0, *np.cumsum(layout.entries_per_row).tolist()])
     cu_seqlens = [layout.cu_seqlens[first:end] for first, end in bounds]
     return PackedBlocks(blocks, learned, cu_seqlens, num_truncated, num_dropped)
 
@@ -132,10 +134,10 @@ def pack_sequences(
     """Blocks and loss masks as lists: `([[1, 2, 3, 4], [5, 6, 0, 0]], [[1, 1, 1, 1], [1, 1, 0, 0]])`.
 
     Args:
-        sequences: as for `pack_blocks`; those above are of `[[1, 2], [3, 4, 5], [6]]`.
-        max_seq_length: slots per block, 4 above.
-        padding_token_id: what stands in the slots behind the last token of a block.
-        options: of `pack_blocks`.
+        sequences: as for `pack_blocks`. The example above packs `[[1, 2], [3, 4, 5], [6]]`.
+        max_seq_length: slots in a block, 4 in the example.
+        padding_token_id: stands in the slots after the last token of a block.
+        options: further options of `pack_blocks`.
 
     Raises:
         TypeError: as from `pack_blocks`.
@@ -152,11 +154,11 @@ def _table(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> DocumentTab
 
 
 def _split_over_boundaries(documents: DocumentTable, row_len: int) -> tuple[DocumentTable, NDArray[np.int64]]:
-    """Pieces of the documents, and the row of each."""
+    """The pieces of the documents, and the row of each piece."""
     lengths = documents["length"]
     ends = np.cumsum(lengths)
     first_rows = (ends - lengths) // row_len
-    # None is longer than a row, so it comes in two pieces at most.
+    # No document is longer than a row, so it has two pieces at most.
     heads = np.minimum(ends, (first_rows + 1) * row_len) - (ends - lengths)
     starts = np.stack([documents["start"], documents["start"] + heads], axis=1)
     lengths = np.stack([heads, lengths - heads], axis=1)
@@ -166,35 +168,35 @@ def _split_over_boundaries(documents: DocumentTable, row_len: int) -> tuple[Docu
 
 @compiled
 def _next_block(documents: DocumentTable, row_len: int) -> tuple[DocumentTable, NDArray[np.int64]]:
-    """The documents, and the row of each: it does not look back."""
+    """The documents, and the row of each: the current row, or the next one if the document does not fit."""
     row_of = np.empty(len(documents), np.int64)
     row, room = -1, 0
-    for place in range(len(documents)):
-        length = documents[place].length
+    for index in range(len(documents)):
+        length = documents[index].length
         if length > room:
             row, room = row + 1, row_len
-        row_of[place] = row
+        row_of[index] = row
         room -= length
     return documents, row_of
 
 
 @compiled
 def _best_fit(documents: DocumentTable, row_len: int) -> tuple[DocumentTable, NDArray[np.int64]]:
-    """The documents, and the row of each by best fit over as many rows as it takes.
+    """The documents, and the row of each by best fit. New rows are opened as needed.
 
-    The rows of each room stand in a queue. A tournament over the rooms that some row has finds the least one that
-    suffices: every node knows the largest room below it, 0 where there is none.
+    Rows with equal room stand in one queue. A binary tree over all rooms finds the least room that suffices: each node
+    holds the largest room below it that some row has, or 0.
     """
     leaves = 1
     while leaves < row_len:
         leaves *= 2
     most = np.zeros(2 * leaves, np.int64)
     oldest, latest = np.empty(row_len, np.int64), np.empty(row_len, np.int64)
-    behind = np.empty(len(documents), np.int64)
+    next_in_queue = np.empty(len(documents), np.int64)
     row_of = np.empty(len(documents), np.int64)
     rows = 0
-    for place in range(len(documents)):
-        length = documents[place].length
+    for index in range(len(documents)):
+        length = documents[index].length
         if most[1] < length:
             row, room = rows, row_len
             rows += 1
@@ -204,17 +206,17 @@ def _best_fit(documents: DocumentTable, row_len: int) -> tuple[DocumentTable, ND
                 at = 2 * at if most[2 * at] >= length else 2 * at + 1
             room = at - leaves
             row = oldest[room]
-            oldest[room] = behind[row]
+            oldest[room] = next_in_queue[row]
             if row == latest[room]:
                 _set_room(most, room, 0)
-        row_of[place] = row
+        row_of[index] = row
         room -= length
         if room > 0:
             if most[leaves + room] == 0:
                 oldest[room] = row
                 _set_room(most, room, room)
             else:
-                behind[latest[room]] = row
+                next_in_queue[latest[room]] = row
             latest[room] = row
     return documents, row_of
 
@@ -228,8 +230,8 @@ def _set_room(most: NDArray[np.int64], room: int, value: int) -> None:
         most[at] = max(most[2 * at], most[2 * at + 1])
 
 
-def _listed(name: str, values: Iterable[Any]) -> list[Any]:
-    """As a list, which can be read twice."""
+def _to_list(name: str, values: Iterable[Any]) -> list[Any]:
+    """The values as a list, so that they can be read twice."""
     try:
         each = iter(values)
     except TypeError as error:
@@ -237,15 +239,15 @@ def _listed(name: str, values: Iterable[Any]) -> list[Any]:
     return list(each)
 
 
-def _one_each(name: str, values: Iterable[Any], lengths: NDArray[np.int64]) -> list[Any]:
-    each = _listed(name, values)
+def _to_list_of(name: str, values: Iterable[Any], lengths: NDArray[np.int64]) -> list[Any]:
+    each = _to_list(name, values)
     if len(each) != len(lengths):
         raise ValueError(f"{name} must have one entry for each of {len(lengths)} sequences; got {len(each)}")
     return each
 
 
 def _read_spans(all_spans: list[Any], lengths: NDArray[np.int64], starts: NDArray[np.int64]) -> LossMask:
-    """1 for each token that lies in a span of its sequence."""
+    """A mask of all tokens: 1 for a token inside a span of its sequence."""
     pairs, counts = array.array("q"), array.array("q")
     for number, spans in enumerate(all_spans):
         try:

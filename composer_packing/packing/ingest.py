@@ -1,4 +1,4 @@
-"""Moving documents: new ones behind those that wait, and those that wait to other arrays, each in one compiled call."""
+"""Copying documents into the waiting buffer's arrays, and from full arrays to new ones. Each is one compiled call."""
 
 from typing import Any, NamedTuple
 
@@ -10,21 +10,20 @@ from composer_packing.packing.document_table import NO_TOKEN, DocumentTable, Los
 
 
 class Appended(NamedTuple):
-    """What a source batch was found to hold; nothing of it counts before that has been checked.
+    """What a source batch was found to hold. The caller must check the first five counts before it uses the rest.
 
     Attributes:
-        total: sum of its lengths.
-        least: the smallest of them, at most 0.
-        longest: the largest of them, at least 0.
-        smallest: its smallest token id.
-        largest: its largest token id.
-        documents: documents and pieces entered.
+        total: sum of the lengths.
+        least: smallest length, or 0 if all are above 0.
+        longest: greatest length, or 0 if all are below 0.
+        smallest: smallest token id.
+        largest: largest token id.
+        documents: documents and pieces written to the table.
         kept: their tokens.
-        shortest: the shortest of them.
-        over_long: documents that were longer than a row.
-        without_targets: documents left out because nothing of what would be kept of them is to be learned.
-        tokens_without_targets: tokens of those.
-        order: the waiting order with the new documents behind.
+        shortest: length of the shortest of them.
+        over_long: documents that were longer than allowed.
+        without_targets: documents left out because nothing in their kept tokens is to be learned.
+        tokens_without_targets: tokens of the documents left out.
     """
 
     total: int
@@ -38,7 +37,6 @@ class Appended(NamedTuple):
     over_long: int
     without_targets: int
     tokens_without_targets: int
-    order: NDArray[np.int64]
 
 
 @compiled
@@ -47,76 +45,70 @@ def append_documents(
     lengths: NDArray[np.int64],
     numbers: NDArray[np.int64],
     loss_mask: LossMask,
-    to: Tokens,
+    tokens_to: Tokens,
     loss_mask_to: LossMask,
     documents: DocumentTable,
-    order: NDArray[np.int64],
-    first: tuple[int, int, int, int, int],
-    row_len: int,
+    start: int,
+    max_document_len: int,
     kept_of_over_long: int,
 ) -> tuple[Any, ...]:
-    """Copy tokens to `to` and enter documents in the table, unless the lengths are wrong.
+    """Copy the tokens of a source batch and write a table entry for each document or piece.
 
-    Documents of which nothing is to be learned are left out of the table, where there is a loss mask.
+    Nothing is copied if the lengths do not add up to the tokens. If there is a loss mask, a document in which nothing
+    is to be learned gets no entry. The first token of a document is never learned, as no token comes before it.
 
     Args:
-        tokens: of the source batch.
-        lengths: int64 `(documents,)`, of its documents.
-        numbers: int64 `(documents,)`, theirs.
-        loss_mask: of the source batch's tokens, or empty.
-        to: as many slots of the token array as there are tokens.
-        loss_mask_to: the same slots of its loss mask, or empty.
-        documents: the free part of the table: room for each document and each full row of tokens.
-        order: int64 `(waiting,)`, the waiting order so far.
-        first: what the first document gets: its place among all tokens and in the table, epoch, batch and serial.
-        row_len: tokens that a document has at most.
-        kept_of_over_long: how many tokens of a longer one are entered; more than a row's are in pieces.
+        tokens: `(tokens,)`, of the source batch.
+        lengths: int64 `(documents,)`, tokens of each document.
+        numbers: int64 `(documents,)`, the source's number for each document.
+        loss_mask: `(tokens,)`, of the source batch, or empty.
+        tokens_to: `(tokens,)`, the free slots of the token array that get the tokens.
+        loss_mask_to: the same slots of the loss mask, or empty.
+        documents: the free entries of the table: at least one for each document and one for each `max_document_len`
+            tokens. Their `epoch`, `batch` and `serial` are left to the caller.
+        start: index of `tokens_to` in the token array.
+        max_document_len: greatest length of a document or piece.
+        kept_of_over_long: tokens that are kept of a longer document: `max_document_len` to truncate it, 0 to drop it,
+            or so many that it comes in pieces.
 
     Returns:
-        The fields of `Entered`.
+        The fields of `Appended`.
     """
-    start, place, epoch, batch, serial = first
     total = least = longest = added = kept = num_over_long = without_targets = tokens_without_targets = 0
     smallest = largest = np.int64(0)
-    shortest = row_len
+    shortest = max_document_len
     for length in lengths:
         total += length
         least = min(least, length)
         longest = max(longest, length)
-    if least == 0 and longest <= len(tokens) and total == len(tokens):  # so that no sum has wrapped
-        smallest, largest = _copy(tokens, to)
+    # With these three conditions no sum has overflowed.
+    if least == 0 and longest <= len(tokens) and total == len(tokens):
+        smallest, largest = _copy(tokens, tokens_to)
         _copy(loss_mask, loss_mask_to)
-        at = 0
+        begin = 0
         for i in range(len(lengths)):
             end = lengths[i]
-            if end > row_len:
+            if end > max_document_len:
                 num_over_long += 1
                 end = min(end, kept_of_over_long)
-            if end > 0 and len(loss_mask) > 0 and not loss_mask[at + 1 : at + end].any():
+            if end > 0 and len(loss_mask) > 0 and not loss_mask[begin + 1 : begin + end].any():
                 without_targets += 1
                 tokens_without_targets += lengths[i]
                 end = 0
             position = 0
             while position < end:
                 document = documents[added]
-                document.start = start + at + position
-                document.length = min(end - position, row_len)
+                document.start = start + begin + position
+                document.length = min(end - position, max_document_len)
                 document.number = numbers[i]
                 document.position = position
-                document.epoch = epoch
-                document.batch = batch
-                document.serial = serial + added
                 shortest = min(shortest, document.length)
                 position += document.length
-                goes_on = position < end and (len(loss_mask) == 0 or loss_mask[at + position] != 0)
-                document.next_token = np.int64(tokens[at + position]) if goes_on else NO_TOKEN
+                has_next = position < end and (len(loss_mask) == 0 or loss_mask[begin + position] != 0)
+                document.next_token = np.int64(tokens[begin + position]) if has_next else NO_TOKEN
                 added += 1
             kept += end
-            at += lengths[i]
-    longer = np.empty(len(order) + added, np.int64)
-    longer[: len(order)] = order
-    for i in range(added):
-        longer[len(order) + i] = place + i
+            begin += lengths[i]
     return (
         total,
         least,
@@ -129,21 +121,20 @@ def append_documents(
         num_over_long,
         without_targets,
         tokens_without_targets,
-        longer,
     )
 
 
 @compiled
-def _copy(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[np.int64, np.int64]:
-    """Copy to an array of the same length; give the smallest and the largest."""
+def _copy(tokens: NDArray[np.integer[Any]], tokens_to: Tokens) -> tuple[np.int64, np.int64]:
+    """Copy to an array of the same length. Returns the smallest and the largest value."""
     smallest = largest = np.int64(0)
     if len(tokens):
         smallest = largest = np.int64(tokens[0])
-    for i in range(len(to)):
+    for i in range(len(tokens_to)):
         token = np.int64(tokens[i])
         smallest = min(smallest, token)
         largest = max(largest, token)
-        to[i] = tokens[i]
+        tokens_to[i] = tokens[i]
     return smallest, largest
 
 
@@ -157,16 +148,16 @@ def compact(
     loss_mask_to: LossMask,
     documents_to: DocumentTable,
 ) -> None:
-    """Copy documents to other arrays, one behind the other.
+    """Copy documents to the front of other arrays, without gaps.
 
     Args:
         tokens: the token array.
         loss_mask: its loss mask, or empty.
         documents: the table.
-        order: int64 `(documents,)`, places in it.
-        tokens_to: gets their tokens, from its start on.
-        loss_mask_to: gets their loss masks, or is empty.
-        documents_to: gets their entries, from its start on.
+        order: int64 `(documents,)`, indices of the documents in the table, in the order to copy them.
+        tokens_to: gets the tokens.
+        loss_mask_to: gets the loss masks, or is empty.
+        documents_to: gets the table entries, with their new `start`.
     """
     end = 0
     for i in range(len(order)):

@@ -1,49 +1,48 @@
-"""Choices: what is learned, how rows are filled, and what becomes of documents that are too long or too few for another
-batch.
-"""
+"""Choices with a name: objective, packing strategy, and what becomes of long documents and of an epoch's tail."""
 
 import enum
 
 
 class Objective(str, enum.Enum):
-    """What a token's label is."""
+    """What the label of a token is."""
 
     MLM = "mlm"
-    """Masked language model: some tokens are hidden, and their labels are what they were."""
+    """Masked language model: some tokens are hidden, and each of them is its own label."""
     CAUSAL = "causal"
-    """The label of a token is the one that follows it in its document."""
+    """The label of a token is the next token of its document."""
     SFT = "sft"
-    """The same, if the source's loss mask says that it is to be learned. Documents without any such are dropped."""
+    """As `causal`, but only where the loss mask says that the next token is to be learned. A document in which nothing
+    is to be learned is dropped."""
 
 
 class PackingStrategy(str, enum.Enum):
-    """How documents find their row: which packer a run from a YAML file has."""
+    """How a document finds its row. A YAML file chooses its packer by this."""
 
     BEST_FIT = "best_fit"
-    """Greedy best fit, document by document: `GreedyBestFitSequencePacker`. As published."""
+    """The published strategy: greedy best fit, document by document. The packer is `GreedyBestFitSequencePacker`."""
     SUBSET_SUM = "subset_sum"
-    """Rows are filled to the last slot from many waiting documents at once: `SubsetSumSequencePacker`."""
+    """Each row is filled from many waiting documents at once. The packer is `SubsetSumSequencePacker`."""
 
 
 class OverLong(str, enum.Enum):
-    """What becomes of a document that is longer than a row. All but the first are counted, and logged once an epoch."""
+    """What becomes of a document that is too long. Every choice but `error` counts such documents and logs them."""
 
     ERROR = "error"
-    """The packer stops with an error that shows both lengths."""
+    """Packing stops with an error that shows both lengths."""
     TRUNCATE = "truncate"
-    """Its first tokens fill a row; the rest is not trained on."""
+    """The first tokens are kept. The rest is not trained on."""
     SPLIT = "split"
-    """It comes in pieces, each a document of its own, all but the last as long as a row. No token is lost."""
+    """The document comes in pieces. All but the last piece have the greatest length. No token is lost."""
     DROP = "drop"
-    """It is not trained on at all."""
+    """The document is not trained on."""
 
 
 class Tail(str, enum.Enum):
-    """What becomes of the documents that are left when an epoch's source ends and they cannot give every row one."""
+    """What becomes of the documents that are left at the end of an epoch, too few to put one into each row."""
 
     DROP = "drop"
-    """They are not trained on in this epoch; their number is logged as a warning. As published."""
+    """They are not trained on in this epoch. A warning logs their number. The published packer does this."""
     CARRY = "carry"
     """They come first in the next epoch."""
     EMIT = "emit"
-    """They come in batches of fewer rows, so that every document comes once."""
+    """They come in batches with fewer rows, so that every document comes once per epoch."""

@@ -1,40 +1,180 @@
-"""Schedules that follow what a rank has seen: rows per batch and mask ratio.
+"""Schedules of the packer: how many rows the next batch has, and which share of its tokens is masked.
 
-A schedule is a callable from a local count to a value. It counts in the unit of its duration: real tokens,
-documents or batches. Durations are global and shared evenly by the ranks: `warmup_tokens=1000` on four
-ranks is 250 tokens on each; a batch is one on every rank.
+A schedule is a function from a count to a value. The count is what one rank has packed so far, in the unit of the
+schedule's duration: real tokens, documents or batches. Durations are global, and ranks share them evenly:
+`warmup_tokens=1000` on four ranks is 250 tokens on each rank. A batch counts once on every rank.
+
+`BatchSizeWarmup` and `MaskRatioCooldown` are the options as a user gives them, and hold every rule about them. The
+schedulers compute the values.
 """
 
 import enum
 import math
 from bisect import bisect_right
+from dataclasses import dataclass
 
 from composer_packing.common.arguments import check_ratio, parse_choice
 from composer_packing.common.durations import UNITS, DurationLike, parse_duration
 
 
+class MaskingSchedule(str, enum.Enum):
+    """Shape of the mask-ratio cooldown."""
+
+    LINEAR = "linear"
+    """A straight line from the initial ratio to the final ratio."""
+    STAIR = "stair"
+    """Steps of equal length. From one step to the next the ratio falls by the step size."""
+
+
+@dataclass(frozen=True)
+class BatchSizeWarmup:
+    """The options of a batch-size warmup, under their published names.
+
+    Attributes:
+        batch_size_warmup_min_size: size of the first batches, at least 1.
+        batch_size_warmup_tokens: global length of the warmup: a duration, or an int for tokens.
+
+    Raises:
+        ValueError: an option is out of range. The message begins with the option's name and value.
+    """
+
+    batch_size_warmup_min_size: int
+    batch_size_warmup_tokens: DurationLike
+
+    def __post_init__(self) -> None:
+        if self.batch_size_warmup_min_size < 1:
+            raise ValueError(f"batch_size_warmup_min_size={self.batch_size_warmup_min_size}: must be at least 1")
+        parse_duration("batch_size_warmup_tokens", self.batch_size_warmup_tokens)
+
+    @classmethod
+    def from_options(
+        cls, batch_size_warmup_min_size: int | None, batch_size_warmup_tokens: DurationLike | None
+    ) -> "BatchSizeWarmup | None":
+        """The warmup, or None if both options are None. ValueError if only one of them is."""
+        size, tokens = batch_size_warmup_min_size, batch_size_warmup_tokens
+        if size is None and tokens is None:
+            return None
+        if size is None:
+            raise ValueError(f"batch_size_warmup_tokens={tokens}: needs batch_size_warmup_min_size too")
+        if tokens is None:
+            raise ValueError(f"batch_size_warmup_min_size={size}: needs batch_size_warmup_tokens too")
+        return cls(size, tokens)
+
+    def check_maximum(self, name: str, size: int) -> None:
+        """Raise ValueError if the first size exceeds the size after the warmup.
+
+        Args:
+            name: the option that holds the size after the warmup.
+            size: that size, in the unit of the first size: rows or sequences.
+        """
+        if self.batch_size_warmup_min_size > size:
+            raise ValueError(
+                f"batch_size_warmup_min_size={self.batch_size_warmup_min_size}: must not exceed {name}={size}"
+            )
+
+
+@dataclass(frozen=True)
+class MaskRatioCooldown:
+    """The options of a mask-ratio cooldown, under their published names.
+
+    Attributes:
+        final_masking_ratio: mask ratio after the cooldown, 0 to 1.
+        masking_ratio_cooldown_tokens: global length of the cooldown: a duration, or an int for tokens.
+        masking_ratio_cooldown_start_tokens: global time before the cooldown, in the same unit.
+        masking_cooldown_schedule_type: `"linear"` or `"stair"`.
+        masking_ratio_step_size: fall of the ratio at each step of a stair, above 0 and at most 1. None for `"linear"`.
+
+    Raises:
+        ValueError: an option is out of range, or options do not fit each other. The message begins with the option's
+            name and value.
+    """
+
+    final_masking_ratio: float
+    masking_ratio_cooldown_tokens: DurationLike
+    masking_ratio_cooldown_start_tokens: DurationLike = 0
+    masking_cooldown_schedule_type: MaskingSchedule | str = MaskingSchedule.LINEAR
+    masking_ratio_step_size: float | None = None
+
+    def __post_init__(self) -> None:
+        check_ratio("final_masking_ratio", self.final_masking_ratio)
+        cooldown = parse_duration("masking_ratio_cooldown_tokens", self.masking_ratio_cooldown_tokens)
+        start = parse_duration("masking_ratio_cooldown_start_tokens", self.masking_ratio_cooldown_start_tokens)
+        if start.count and start.unit != cooldown.unit:
+            raise ValueError(
+                f"masking_ratio_cooldown_start_tokens={start}: must be in {cooldown.unit}, as "
+                f"masking_ratio_cooldown_tokens={cooldown}"
+            )
+        step_size = self.masking_ratio_step_size
+        if self.shape is MaskingSchedule.LINEAR and step_size is not None:
+            raise ValueError(f"masking_ratio_step_size={step_size}: is for a stair only; leave it out")
+        if self.shape is MaskingSchedule.STAIR and not (step_size is not None and 0 < step_size <= 1):
+            raise ValueError(f"masking_ratio_step_size={step_size}: a stair needs a value above 0 and at most 1")
+
+    @property
+    def shape(self) -> MaskingSchedule:
+        """The shape of the cooldown."""
+        return parse_choice(MaskingSchedule, "masking_cooldown_schedule_type", self.masking_cooldown_schedule_type)
+
+    @classmethod
+    def from_options(
+        cls,
+        final_masking_ratio: float | None,
+        masking_ratio_cooldown_tokens: DurationLike | None,
+        masking_ratio_cooldown_start_tokens: DurationLike | None,
+        masking_cooldown_schedule_type: MaskingSchedule | str,
+        masking_ratio_step_size: float | None,
+    ) -> "MaskRatioCooldown | None":
+        """The cooldown, or None if every option is None or the default. ValueError if some are missing."""
+        shape = parse_choice(MaskingSchedule, "masking_cooldown_schedule_type", masking_cooldown_schedule_type)
+        if final_masking_ratio is not None and masking_ratio_cooldown_tokens is not None:
+            start = masking_ratio_cooldown_start_tokens
+            tokens, step_size = masking_ratio_cooldown_tokens, masking_ratio_step_size
+            return cls(final_masking_ratio, tokens, 0 if start is None else start, shape, step_size)
+        given = {
+            "final_masking_ratio": final_masking_ratio,
+            "masking_ratio_cooldown_tokens": masking_ratio_cooldown_tokens,
+            "masking_ratio_cooldown_start_tokens": masking_ratio_cooldown_start_tokens,
+            "masking_cooldown_schedule_type": None if shape is MaskingSchedule.LINEAR else shape.value,
+            "masking_ratio_step_size": masking_ratio_step_size,
+        }
+        missing = [name for name in ("final_masking_ratio", "masking_ratio_cooldown_tokens") if given[name] is None]
+        for name, value in given.items():
+            if value is not None:
+                raise ValueError(f"{name}={value}: needs {' and '.join(missing)} too")
+        return None
+
+    def check_initial(self, name: str, ratio: float) -> None:
+        """Raise ValueError if the final ratio exceeds the initial one.
+
+        Args:
+            name: the option that holds the initial ratio.
+            ratio: that ratio.
+        """
+        if self.final_masking_ratio > ratio:
+            raise ValueError(f"final_masking_ratio={self.final_masking_ratio}: must not exceed {name}={ratio}")
+
+
 class BatchSizeWarmupScheduler:
     """Rows per batch, growing from a minimum to a maximum.
 
-    Every size from `min_batch_size` to `max_batch_size - 1` takes about the same number of batches: it stays in
-    force for a number of tokens or documents in proportion to itself, or, counted in batches, for an equal part.
+    Every size from `min_batch_size` to `max_batch_size - 1` stays in force for about the same number of batches. If the
+    duration counts tokens or documents, each size gets a part of them that is proportional to the size.
 
     Args:
         min_batch_size: size at the start.
         max_batch_size: size after the warmup.
-        warmup_tokens: global length of the warmup, in any unit of `times`.
-        world_size: number of ranks that share it.
+        warmup_tokens: global length of the warmup: a duration, or an int for tokens.
+        world_size: number of ranks that share the duration.
 
     Raises:
-        ValueError: sizes are not `1 <= min <= max`, or `warmup_tokens` is no duration.
+        ValueError: the sizes are not `1 <= min <= max`, or `warmup_tokens` is not a duration.
 
     Attributes:
-        unit: what it counts: `"tok"`, `"sp"` or `"ba"`.
+        unit: what the schedule counts: `"tok"`, `"sp"` or `"ba"`.
     """
 
     def __init__(self, min_batch_size: int, max_batch_size: int, warmup_tokens: DurationLike, world_size: int) -> None:
-        if not 1 <= min_batch_size <= max_batch_size:
-            raise ValueError(f"need 1 <= {min_batch_size=} <= {max_batch_size=}")
+        BatchSizeWarmup(min_batch_size, warmup_tokens).check_maximum("max_batch_size", max_batch_size)
         self.min_batch_size = min_batch_size
         self.max_batch_size = max_batch_size
         duration = parse_duration("warmup_tokens", warmup_tokens)
@@ -42,49 +182,40 @@ class BatchSizeWarmupScheduler:
         self.local_warmup = duration.local(world_size)
 
     def __call__(self, current_tokens: int) -> int:
-        """Size in force once this rank has seen `current_tokens` tokens, or what else `unit` says."""
+        """Size in force after this rank has packed `current_tokens` tokens, or documents or batches (see `unit`)."""
         if current_tokens >= self.local_warmup:
             return self.max_batch_size
         sizes = range(self.min_batch_size, self.max_batch_size)
         return self.min_batch_size + bisect_right(sizes, current_tokens, key=self._threshold)
 
     def _threshold(self, size: int) -> int:
-        """Local count at which `size` gives way to the next one."""
+        """Local count from which `size` is no longer in force."""
         per_weight = self.local_warmup / self._weight_up_to(self.max_batch_size - 1)
         return math.ceil(per_weight * self._weight_up_to(size))
 
     def _weight_up_to(self, size: int) -> int:
-        """What the sizes from the first to this one share the warmup by: themselves, or in batches one each."""
+        """Sum of the weights of all sizes up to this one. The weight of a size is the size, or 1 if batches count."""
         sizes = size - self.min_batch_size + 1
         return sizes if self.unit == "ba" else (self.min_batch_size + size) * sizes // 2
 
 
-class MaskingSchedule(str, enum.Enum):
-    """Shape of the mask-ratio cooldown."""
-
-    LINEAR = "linear"
-    """A straight line from the initial to the final ratio."""
-    STAIR = "stair"
-    """Equal stretches of constant ratio, `step_size` apart."""
-
-
 class MaskingRatioCooldownScheduler:
-    """Mask ratio: constant, then down to a final ratio, then constant again.
+    """Mask ratio: constant, then falling to a final ratio, then constant again.
 
     Args:
         initial_masking_ratio: ratio until the cooldown starts, 0 to 1.
-        final_masking_ratio: ratio once it is over, 0 to 1, at most the initial one.
-        cooldown_tokens: global length of the cooldown, in any unit of `times`.
-        start_tokens: what comes before it, in the same unit.
+        final_masking_ratio: ratio after the cooldown, 0 to 1, at most the initial ratio.
+        cooldown_tokens: global length of the cooldown: a duration, or an int for tokens.
+        start_tokens: global time before the cooldown, in the same unit.
         schedule_type: `"linear"` or `"stair"`.
-        step_size: height of a stair, above 0 and at most 1; for `"stair"` only, which needs it.
-        world_size: number of ranks that share the tokens.
+        step_size: fall of the ratio at each step of a stair, above 0 and at most 1. None for `"linear"`.
+        world_size: number of ranks that share the durations.
 
     Raises:
-        ValueError: a value is outside the ranges above, or the two durations are in different units.
+        ValueError: a value is out of range, or the two durations have different units.
 
     Attributes:
-        unit: what it counts: `"tok"`, `"sp"` or `"ba"`.
+        unit: what the schedule counts: `"tok"`, `"sp"` or `"ba"`.
     """
 
     def __init__(
@@ -98,27 +229,19 @@ class MaskingRatioCooldownScheduler:
         world_size: int = 1,
     ) -> None:
         check_ratio("initial_masking_ratio", initial_masking_ratio)
-        check_ratio("final_masking_ratio", final_masking_ratio)
-        if final_masking_ratio > initial_masking_ratio:
-            raise ValueError(f"{final_masking_ratio=} must not exceed {initial_masking_ratio=}")
-        self.schedule_type = parse_choice(MaskingSchedule, "schedule_type", schedule_type)
-        if self.schedule_type is MaskingSchedule.STAIR and not (step_size is not None and 0 < step_size <= 1):
-            raise ValueError(f"{step_size=} must be above 0 and at most 1 for schedule_type='stair'")
-        if self.schedule_type is MaskingSchedule.LINEAR and step_size is not None:
-            raise ValueError(f"{step_size=} is for schedule_type='stair' only")
+        options = MaskRatioCooldown(final_masking_ratio, cooldown_tokens, start_tokens, schedule_type, step_size)
+        options.check_initial("initial_masking_ratio", initial_masking_ratio)
+        self.schedule_type = options.shape
         self.initial_masking_ratio = initial_masking_ratio
         self.final_masking_ratio = final_masking_ratio
         self.step_size = step_size
         cooldown = parse_duration("cooldown_tokens", cooldown_tokens)
-        start = parse_duration("start_tokens", start_tokens)
-        if start.count and start.unit != cooldown.unit:
-            raise ValueError(f"{start_tokens=} and {cooldown_tokens=} must have the same unit")
         self.unit = cooldown.unit
         self.local_cooldown = cooldown.local(world_size)
-        self.local_start = start.local(world_size)
+        self.local_start = parse_duration("start_tokens", start_tokens).local(world_size)
 
     def __call__(self, current_tokens: int) -> float:
-        """Ratio in force once this rank has seen `current_tokens` tokens, or what else `unit` says."""
+        """Ratio in force after this rank has packed `current_tokens` tokens, or documents or batches (see `unit`)."""
         since_start = current_tokens - self.local_start
         if since_start < 0:
             return self.initial_masking_ratio
@@ -136,16 +259,19 @@ class MaskingRatioCooldownScheduler:
 
 
 class PackingSchedules:
-    """Rows per batch and mask ratio in force, from what one rank has packed so far.
+    """Rows per batch and mask ratio in force, by what one rank has packed so far.
 
     Args:
-        rows: per batch where there is no warmup.
-        mask_prob: ratio where there is no cooldown.
-        warmup: of the rows, or None.
-        cooldown: of the ratio, or None.
+        rows: rows per batch without a warmup.
+        mask_prob: mask ratio without a cooldown, 0 to 1.
+        warmup: schedule of the rows, or None.
+        cooldown: schedule of the mask ratio, or None.
+
+    Raises:
+        ValueError: `mask_prob` is out of range.
 
     Attributes:
-        local: real tokens, documents and batches packed so far, by unit.
+        local: real tokens, documents and batches that this rank has packed, by unit.
     """
 
     def __init__(
@@ -164,12 +290,12 @@ class PackingSchedules:
 
     @property
     def rows(self) -> int:
-        """Of the batch that is packed next."""
+        """Rows of the next batch."""
         return self._rows if self._warmup is None else self._warmup(self.local[self._warmup.unit])
 
     @property
     def mask_ratio(self) -> float:
-        """Of the batch that is packed next."""
+        """Mask ratio of the next batch."""
         return self._mask_prob if self._cooldown is None else self._cooldown(self.local[self._cooldown.unit])
 
     @property
@@ -178,82 +304,7 @@ class PackingSchedules:
         return self._cooldown is not None
 
     def advance(self, tokens: int, documents: int) -> None:
-        """Count a batch."""
+        """Count a batch with so many real tokens and documents."""
         self.local["tok"] += tokens
         self.local["sp"] += documents
         self.local["ba"] += 1
-
-
-def warmup_from_options(
-    out_batch_size: int,
-    batch_size_warmup_min_size: int | None,
-    batch_size_warmup_tokens: DurationLike | None,
-    world_size: int,
-) -> BatchSizeWarmupScheduler | None:
-    """The packer's batch-size warmup, or None where its options are None; ValueError where one is."""
-    if batch_size_warmup_min_size is None and batch_size_warmup_tokens is None:
-        return None
-    if batch_size_warmup_min_size is None or batch_size_warmup_tokens is None:
-        raise ValueError(f"{batch_size_warmup_min_size=} and {batch_size_warmup_tokens=} need each other")
-    return BatchSizeWarmupScheduler(batch_size_warmup_min_size, out_batch_size, batch_size_warmup_tokens, world_size)
-
-
-def cooldown_from_options(
-    mask_prob: float,
-    final_masking_ratio: float | None,
-    masking_ratio_cooldown_tokens: DurationLike | None,
-    masking_ratio_cooldown_start_tokens: DurationLike | None,
-    masking_cooldown_schedule_type: MaskingSchedule | str,
-    masking_ratio_step_size: float | None,
-    world_size: int,
-) -> MaskingRatioCooldownScheduler | None:
-    """The packer's mask-ratio cooldown, or None where its options are None; ValueError where some are."""
-    parse_choice(MaskingSchedule, "schedule_type", masking_cooldown_schedule_type)
-    given = (
-        final_masking_ratio,
-        masking_ratio_cooldown_tokens,
-        masking_ratio_cooldown_start_tokens,
-        masking_ratio_step_size,
-    )
-    if all(option is None for option in given):
-        return None
-    if final_masking_ratio is None or masking_ratio_cooldown_tokens is None:
-        raise ValueError(
-            f"a mask-ratio cooldown needs both {final_masking_ratio=} and {masking_ratio_cooldown_tokens=}"
-        )
-    return MaskingRatioCooldownScheduler(
-        mask_prob,
-        final_masking_ratio,
-        masking_ratio_cooldown_tokens,
-        masking_ratio_cooldown_start_tokens or 0,
-        masking_cooldown_schedule_type,
-        masking_ratio_step_size,
-        world_size,
-    )
-
-
-def schedules_from_options(
-    out_batch_size: int,
-    mask_prob: float,
-    world_size: int,
-    warmup: tuple[int | None, DurationLike | None],
-    cooldown: tuple[float | None, DurationLike | None, DurationLike | None, MaskingSchedule | str, float | None],
-) -> PackingSchedules:
-    """The packer's schedules.
-
-    Args:
-        out_batch_size: rows per batch in the end.
-        mask_prob: ratio at the start.
-        world_size: ranks that share durations.
-        warmup: options of `warmup_from_options` between the first and the last.
-        cooldown: options of `cooldown_from_options` likewise.
-
-    Raises:
-        ValueError: some are missing, or out of range.
-    """
-    return PackingSchedules(
-        out_batch_size,
-        mask_prob,
-        warmup_from_options(out_batch_size, *warmup, world_size),
-        cooldown_from_options(mask_prob, *cooldown, world_size),
-    )

@@ -1,15 +1,14 @@
-"""What the loader hands the packer: documents one by one, or many of them in one token array.
+"""Source batches: what the loader hands the packer, document by document or flat.
 
-A `FlatSourceBatch` costs the packer next to nothing, and a worker process little to hand over. Three
-documents of 3, 0 and 2 tokens::
+A `FlatSourceBatch` holds many documents in one token array. It costs the packer next to nothing, and a worker process
+little to hand over. Three documents of 3, 0 and 2 tokens::
 
     tokens    11 12 13 31 32
     lengths   3 0 2
     numbers   7 8 9        for keyed masks only
     loss_mask 0 1 1 0 1    for fine-tuning only: which tokens are to be learned
 
-`flat_source_batch` makes one from documents: give it to a DataLoader as `collate_fn`, and the work is done in
-its workers.
+`flat_source_batch` makes one from documents. As `collate_fn` of a DataLoader it runs in the workers.
 """
 
 import operator
@@ -25,14 +24,14 @@ from composer_packing.packing.token_arrays import check_ids, concatenate_ids, co
 
 
 class FlatSourceBatch(NamedTuple):
-    """Documents end to end.
+    """Many documents in one token array.
 
     Attributes:
-        tokens: uint16, uint32 or any other integers, `(tokens,)`: ids of all documents.
-        lengths: integers `(documents,)`, in tokens; 0 is passed over.
-        numbers: integers `(documents,)`, what the source calls each; None where keyed masks are not drawn.
-        loss_mask: uint8, bool or other integers, `(tokens,)`: 1 for a token that is to be learned, 0 for others; None
-            where the objective is not `"sft"`.
+        tokens: integers of any type `(tokens,)`: the ids of all documents, one document after the other.
+        lengths: integers `(documents,)`: tokens of each document. Empty documents are skipped.
+        numbers: integers `(documents,)`: the source's number for each document. None without keyed masks.
+        loss_mask: bool or integers `(tokens,)`: 1 for a token that is to be learned, else 0. None unless the objective
+            is `"sft"`.
     """
 
     tokens: NDArray[np.integer[Any]]
@@ -42,8 +41,8 @@ class FlatSourceBatch(NamedTuple):
 
 
 SourceBatch = FlatSourceBatch | Sequence[Mapping[str, Any]]
-"""A flat one, or `{"input_ids": ids}` per document, with `"document": number` for keyed masks, and with
-`"loss_mask": mask` for fine-tuning.
+"""A flat source batch, or a list with `{"input_ids": ids}` for each document. With keyed masks a document also has
+`"document": number`, for fine-tuning also `"loss_mask": mask`.
 """
 
 
@@ -53,20 +52,24 @@ def flat_source_batch(
     numbered: bool = False,
     loss_masked: bool = False,
 ) -> FlatSourceBatch:
-    """Put documents end to end; a `collate_fn`, as `functools.partial(flat_source_batch, vocab_size=50368)`.
+    """Make a flat source batch of documents.
+
+    As a `collate_fn`: `functools.partial(flat_source_batch, vocab_size=50368)`.
 
     Args:
-        documents: `{"input_ids": ids}` each; ids are a list, numpy array or CPU tensor of integers,
+        documents: each `{"input_ids": ids}`; the ids are a list, numpy array or CPU tensor of integers,
             one-dimensional.
-        vocab_size: ids lie below it and are stored in 16 or 32 bits accordingly; None for any id, as int64.
-        numbered: each has `"document": number` too, which is kept, for keyed masks.
-        loss_masked: each has `"loss_mask": mask` too, which is kept, for fine-tuning: 0 or 1 for each of its ids.
+        vocab_size: all ids must lie below this number; they are stored in 16 or 32 bits if these suffice. None for any
+            id, stored as int64.
+        numbered: keep `"document": number` of each document, for keyed masks.
+        loss_masked: keep `"loss_mask": mask` of each document, for fine-tuning: 0 or 1 for each of its ids.
 
     Raises:
-        TypeError: `documents`, a document, its number or its mask is something else, or there are masks that are not to
-            be kept.
-        ValueError: an id is negative, or not below `vocab_size` or 2**63; `vocab_size` is not at least 1; a mask is
-            not as long as its document, or holds something else.
+        TypeError: `documents`, a document, its number or its mask is of another kind, or documents have masks that
+        would
+            not be kept.
+        ValueError: an id is negative, or not below `vocab_size` or 2**63; `vocab_size` is below 1; the length of a mask
+            differs from its document's, or a mask holds values other than 0 and 1.
     """
     if vocab_size is not None and vocab_size < 1:
         raise ValueError(f"{vocab_size=} must be at least 1")
@@ -79,7 +82,7 @@ def flat_source_batch(
     tokens, lengths = concatenate_ids("input_ids", ids, vocab_size)
     if not loss_masked and any("loss_mask" in document for document in documents):
         raise TypeError(
-            "documents have a loss_mask, which is not kept here: it takes loss_masked=True, or objective='sft'"
+            "documents have a loss_mask, which would not be kept; give loss_masked=True, or the packer objective='sft'"
         )
     return FlatSourceBatch(
         tokens,
@@ -92,30 +95,30 @@ def flat_source_batch(
 def validate_source_batch(
     source_batch: FlatSourceBatch, numbered: bool, loss_masked: bool
 ) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64], NDArray[np.int64], LossMask]:
-    """The parts of a source batch, if they are what they should be; zeros for numbers that are not wanted.
+    """The parts of a source batch after a check: tokens, lengths, numbers and loss mask.
 
     Args:
         source_batch: what the loader gave.
-        numbered: it must have numbers.
-        loss_masked: it must have a loss mask; the one that is given is empty otherwise.
+        numbered: the source batch must have numbers; otherwise they are returned as zeros.
+        loss_masked: the source batch must have a loss mask; otherwise it must not, and the mask is returned empty.
 
     Raises:
-        TypeError: a part is not made of one-dimensional integers, or is missing, or there is a mask that is not heeded.
-        ValueError: parts are not equally long where they should be, or a mask holds something else than 0 and 1.
+        TypeError: a part is missing or is not a one-dimensional array of integers, or there is an unwanted loss mask.
+        ValueError: parts that should have the same length do not, or a mask holds values other than 0 and 1.
     """
     if numbered and source_batch.numbers is None:
         raise TypeError(
-            "keyed masks need the number of each document, and this FlatSourceBatch has no numbers; "
+            "keyed masks need the number of each document, but this FlatSourceBatch has no numbers; "
             "flat_source_batch(..., numbered=True) keeps them"
         )
     if loss_masked != (source_batch.loss_mask is not None):
         raise TypeError(
-            "objective='sft' needs a loss mask, and this FlatSourceBatch has none; "
+            "objective='sft' needs a loss mask, but this FlatSourceBatch has none; "
             "flat_source_batch(..., loss_masked=True) keeps it"
             if loss_masked
-            else "this FlatSourceBatch has a loss mask, which no objective but 'sft' heeds"
+            else "this FlatSourceBatch has a loss mask, which only objective='sft' uses"
         )
-    # A DataLoader that does not batch makes tensors of them.
+    # The parts may be tensors: a DataLoader that does not batch converts arrays to tensors.
     wanted = ("tokens", "lengths", *["numbers"] * numbered, *["loss_mask"] * loss_masked)
     parts = {name: np.asarray(getattr(source_batch, name)) for name in wanted}
     for name, part in parts.items():
@@ -146,11 +149,11 @@ def _numbers(documents: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
         return np.fromiter(numbers, np.int64, len(documents))
     except (TypeError, KeyError, OverflowError) as error:
         wrong = next(
-            number for number in (document.get("document") for document in documents) if not _is_number(number)
+            number for number in (document.get("document") for document in documents) if not _fits_int64(number)
         )
         raise TypeError(
             f"keyed masks need the number of each document, below 2**63, as {{'input_ids': ids, 'document': number}}; "
-            f"got {wrong!r:.80} for one"
+            f"one document has {wrong!r:.80}"
         ) from error
 
 
@@ -159,9 +162,10 @@ def _loss_mask(documents: Sequence[Mapping[str, Any]], lengths: NDArray[np.int64
         return concatenate_loss_masks([document["loss_mask"] for document in documents], lengths)
     except KeyError as error:
         raise TypeError(
-            "fine-tuning needs the loss mask of each document, as {'input_ids': ids, 'loss_mask': mask}; one has none"
+            "fine-tuning needs the loss mask of each document, as {'input_ids': ids, 'loss_mask': mask}; one document "
+            "has no mask"
         ) from error
 
 
-def _is_number(value: Any) -> bool:
+def _fits_int64(value: Any) -> bool:
     return hasattr(value, "__index__") and -(2**63) <= operator.index(value) < 2**63

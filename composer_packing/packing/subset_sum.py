@@ -1,19 +1,23 @@
-"""Filling rows to the last slot: a look at many waiting documents at once.
+"""Subset sum: rows are filled to the last slot, by looking at many waiting documents at once.
 
-Rows are filled one after the other. A row takes the document that has waited longest, and further ones in
-waiting order while it has room for many more. What is left is filled with those of the next `CANDIDATES`
-documents that fit it which together come closest to it: a subset-sum problem, solved exactly. Five documents of
-lengths 3, 4, 4, 1, 5 in waiting order and a row of eight slots::
+Rows are filled one after the other:
 
-    a          aaa.....    it has waited longest
-    b, c, d    5 slots are left, and 4 + 1 come to 5: no need to look further
+1. A row begins with the document that has waited longest.
+2. While the row has room for many more documents, the next documents in waiting order are added.
+3. The last slots are filled from the next `CANDIDATES` documents that fit. Of all their subsets, the one is taken that
+   comes closest to filling the row. This is a subset-sum problem, and it is solved exactly.
+
+Documents of 3, 4, 4, 1 and 5 tokens wait in this order, for a row of eight slots::
+
+    a          aaa.....    a has waited longest
+    b, c, d    aaa.....    5 slots are free; b and d have 4 + 1 = 5 tokens, so no further document is looked at
     b and d    aaabbbbd    c and e wait for the next row
 
-The sums that some of the first `n` candidates come to are a set of bits, one for each number of slots; a
-candidate of length `l` adds the same set moved up by `l` (Bellman, 1957, "Dynamic Programming").
+The set of sums of the first `n` candidates is a set of bits, one bit for each number of slots. One more candidate of
+length `l` adds the same bits, shifted by `l` (Bellman, 1957, "Dynamic Programming").
 
-Every row begins with the document that has waited longest. So a document that `n` others wait before, those of its own
-source batch included, is in one of the next `n // rows + 1` batches.
+As every row begins with the document that has waited longest, a document with `n` others before it in line is in one of
+the next `n // rows + 1` batches.
 """
 
 from collections.abc import Iterator
@@ -27,17 +31,17 @@ from composer_packing.packing.sequence_packer import SequencePacker
 from composer_packing.packing.source_batch import SourceBatch
 
 CANDIDATES = 32
-"""Documents among which a row is filled up."""
+"""Number of documents from which the last slots of a row are filled."""
 
 READ_AHEAD = 4 * CANDIDATES
-"""Documents to read besides those of a batch: enough for its last row, though some are too long for that."""
+"""Number of documents to read beyond those of a batch: enough for its last row, although some are too long for it."""
 
 _BITS = 64
 
 
 @compiled
 def _move_up(sums: NDArray[np.uint64], length: int, moved: NDArray[np.uint64]) -> None:
-    """Write to `moved` the sums, and each of them with `length` added."""
+    """Write to `moved` all sums, and all sums with `length` added."""
     words, bits = length // _BITS, np.uint64(length % _BITS)
     over = np.uint64(_BITS - 1) - bits
     moved[:words] = sums[:words]
@@ -46,7 +50,7 @@ def _move_up(sums: NDArray[np.uint64], length: int, moved: NDArray[np.uint64]) -
     stay, upper, lower = sums[words + 1 :], sums[1:], sums[: len(sums) - words - 1]
     both = moved[words + 1 :]
     for word in range(len(both)):
-        # Two shifts, as one by all 64 bits is not defined.
+        # Two shifts to the right: a single shift by 64 bits would be undefined.
         both[word] = stay[word] | (upper[word] << bits) | ((lower[word] >> np.uint64(1)) >> over)
 
 
@@ -59,17 +63,17 @@ def _holds(sums: NDArray[np.uint64], number: int) -> bool:
 def place_subset_sum(
     documents: DocumentTable, order: NDArray[np.int64], rows: int, row_len: int, shortest: int
 ) -> NDArray[np.int64]:
-    """Place documents so that rows are filled to the last slot where that is possible.
+    """Choose a row for each document so that rows are filled to the last slot, if possible.
 
     Args:
         documents: the table.
-        order: int64 `(waiting,)`, places in it, in waiting order.
-        rows: to fill.
-        row_len: slots per row.
-        shortest: no document is shorter.
+        order: int64 `(waiting,)`, indices in the table, in waiting order.
+        rows: number of rows to fill.
+        row_len: slots in a row.
+        shortest: lower bound of all lengths.
 
     Returns:
-        int64 `(waiting,)`: the row of each document, -1 where it has to wait.
+        int64 `(waiting,)`: the row of each document, -1 for a document that must wait.
     """
     row_of = np.full(len(order), NO_ROW)
     candidates = np.empty(CANDIDATES, np.int64)
@@ -77,7 +81,7 @@ def place_subset_sum(
     tokens = 0
     for i in range(len(order)):
         tokens += documents[order[i]].length
-    # So much room that all candidates together fill it about twice.
+    # With this much room, all candidates together would fill the row about twice.
     enough = CANDIDATES * tokens // (2 * max(len(order), 1))
 
     oldest = 0
@@ -114,22 +118,23 @@ def place_subset_sum(
 
 
 class SubsetSumSequencePacker(SequencePacker):
-    """Each row begins with the document that has waited longest and is filled up exactly; see `subset_sum`.
+    """Fills every row to the last slot from many waiting documents. This module explains how.
 
-    Before a batch is packed documents are read until, after a batch of average ones, `READ_AHEAD` would be left, or
-    another source batch might overfill the buffer. A document that `n` others wait before is in one of the next
-    `n // rows + 1` batches, and in one of the next three as a rule.
+    Before a batch is packed, documents are read until `READ_AHEAD` of them would be left after a batch of average
+    documents, or until another source batch might overfill the buffer. A document with `n` others before it in line is
+    in one of the next `n // rows + 1` batches, and usually in one of the next three.
     """
 
     def _place(self, source: Iterator[SourceBatch], rows: int) -> NDArray[np.int64]:
-        waiting, slots = self._waiting, rows * self.out_pseq_len
+        waiting, shape = self._waiting, self.shape
+        slots = rows * shape.out_pseq_len
         while True:
             tokens, documents = waiting.account.waiting, len(waiting)
             left = documents - documents * slots // tokens if tokens > slots else 0
-            enough = left >= READ_AHEAD or left + self.src_batch_size > self.buffer_size
+            enough = left >= READ_AHEAD or left + shape.src_batch_size > shape.buffer_size
             if enough or self._read(source) is None:
                 break
-        return place_subset_sum(waiting.documents, waiting.order, rows, self.out_pseq_len, waiting.shortest)
+        return place_subset_sum(waiting.documents, waiting.order, rows, shape.out_pseq_len, waiting.shortest)
 
-    def _in_line(self, left: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _line_up(self, left: NDArray[np.int64]) -> NDArray[np.int64]:
         return left

@@ -1,22 +1,22 @@
-"""Where every token is that has been read."""
+"""An account of all tokens: how many were read, and what became of them."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class TokenAccount:
-    """Where the tokens of all documents read so far are: `read` is the sum of all others.
+    """What became of the tokens of all documents that were read. `read` is the sum of the other token counts.
 
     Attributes:
         read: tokens read.
-        waiting: in documents that wait for a row.
-        emitted: in batches.
-        truncated: cut off documents that were longer than a row.
-        dropped: in documents that were dropped as longer than a row.
-        left_over: in documents that still waited when an epoch ended whose tail is not carried.
-        without_targets: in examples that were dropped as nothing that a row holds of them is to be learned.
-        over_long_documents: not tokens, but documents that were longer than a row.
-        documents_without_targets: not tokens, but the examples that were dropped.
+        waiting: tokens of documents that wait for a row.
+        emitted: tokens in batches.
+        truncated: tokens cut off documents that were too long.
+        dropped: tokens of documents that were dropped because they were too long.
+        left_over: tokens of documents that still waited when an epoch ended, if its tail is not carried.
+        without_targets: tokens of documents that were dropped because nothing in them is to be learned.
+        over_long_documents: number of documents that were too long.
+        documents_without_targets: number of documents that were dropped because nothing in them is to be learned.
     """
 
     read: int = 0
@@ -31,9 +31,9 @@ class TokenAccount:
 
     @property
     def placed(self) -> int:
-        """The sum of all places of tokens: `read`, of an account that adds up."""
+        """Sum of all token counts but `read`. The two are equal, unless a thread is just packing."""
         return self.waiting + self.emitted + self.truncated + self.dropped + self.left_over + self.without_targets
 
     def since(self, before: "TokenAccount") -> "TokenAccount":
-        """The difference to an earlier account."""
+        """The difference between this account and an earlier one."""
         return TokenAccount(**{name: number - getattr(before, name) for name, number in vars(self).items()})

@@ -6,7 +6,8 @@ from composer import State
 from composer.optim import ComposerScheduler
 from torch import nn
 
-from composer_packing.common.durations import parse_duration
+from composer_packing.common.durations import Duration, parse_duration
+from composer_packing.config.durations import check_learning_rate
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -43,8 +44,8 @@ class WarmupStableDecayScheduler(ComposerScheduler):
         """Multiplier at `state.timestamp`; `ssr` stretches the decay's place, not the warmup."""
         assert state.max_duration is not None
         unit = state.max_duration.unit
-        if self.decay.count and self.decay.unit != unit.value:
-            raise ValueError(f"t_decay={self.decay} counts back from max_duration={state.max_duration}: use its unit")
+        whole = Duration(int(state.max_duration.value), unit.value)
+        check_learning_rate(Duration(0, self.warmup.unit), self.decay, whole)
         since_start = state.timestamp.get(self.warmup.unit).value
         if since_start < self.warmup.count:
             return float(since_start / self.warmup.count)

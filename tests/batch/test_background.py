@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from composer_packing import BufferedIterable, GreedyBestFitSequencePacker
+from composer_packing import BufferedIterable
+from tests.tools.packers import best_fit
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
@@ -172,7 +173,7 @@ def test_an_error_that_nobody_came_for_goes_with_the_iterator() -> None:
 
 
 def test_the_error_of_a_packer_reaches_the_consumer() -> None:
-    packer = GreedyBestFitSequencePacker([[{"input_ids": [1] * 9}]], 1, 8, 1, 8, 2)
+    packer = best_fit([[{"input_ids": [1] * 9}]], 1, 8, 1, 8, 2)
     with pytest.raises(ValueError, match="document of 9 tokens"):
         list(BufferedIterable(packer, 2))
 
@@ -288,7 +289,7 @@ def test_waiting_is_measured() -> None:
 
 
 def test_batch_size_is_the_packers_current_rows() -> None:
-    packer = GreedyBestFitSequencePacker(
+    packer = best_fit(
         [[{"input_ids": [1] * 4}] * 4],
         4,
         4,

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from composer_packing import KeyedMasking, SequencePacker, SubsetSumSequencePacker, Tail
+from composer_packing import KeyedMasking, SequencePacker, Tail
 from composer_packing.batch.contract import Batch
 from composer_packing.batch.lockstep import Lockstep
 from composer_packing.checkpointing.packed_dataset import PackedDataset
@@ -18,6 +18,7 @@ from composer_packing.common.errors import ConfigError
 from composer_packing.data.array_documents import DocumentDataset
 from composer_packing.data.document_loader import DocumentLoader
 from composer_packing.data.share_sampler import ALL, Deal, NumberBatches, ShareSampler
+from tests.tools.packers import subset_sum
 from tests.tools.ranks_resuming import COUNT, EPOCHS, STOPS
 from tests.tools.reference import originals
 from tests.tools.resumed import saved_and_read
@@ -36,9 +37,7 @@ def numbered(count: int) -> DocumentDataset:
 def packer_of(documents: DocumentDataset, rank: int, world_size: int) -> SequencePacker:
     sampler = ShareSampler(documents, world_size, rank, seed=2)
     loader = DocumentLoader(documents, sampler, NumberBatches(sampler, 3), 0, 1)
-    return SubsetSumSequencePacker(
-        *(loader, 3, 16, 2, 16, 9, 0, 4), tail=Tail.CARRY, keyed_masking=MASKING, world_size=world_size
-    )
+    return subset_sum(*(loader, 3, 16, 2, 16, 9, 0, 4), tail=Tail.CARRY, keyed_masking=MASKING, world_size=world_size)
 
 
 def state_of(packer: SequencePacker) -> dict[str, Any]:
@@ -67,7 +66,7 @@ class Rank:
         """So many more batches, or fewer, if there are no more up to an epoch."""
         for _ in range(count):
             while (batch := next(self.iterator, None)) is None:
-                if self.packer.epoch >= last_epoch and not self.packer._goes_on:
+                if self.packer.epoch >= last_epoch and not self.packer._continues_epoch:
                     return
                 self.iterator = iter(self.packer)
             self.seen += [document[0] - 5 for document in originals([batch])]
@@ -139,21 +138,21 @@ def test_a_rank_keeps_its_share_if_the_saved_ranks_were_dealt_the_same_shares() 
     documents = numbered(10)
     states = [Rank(documents, rank, 2).state() for rank in range(2)]
     lockstep = Lockstep(packer_of(documents, 1, 2), prefetch=0)
-    assert lockstep.has_share_of(states[0])
+    assert lockstep.has_same_shares(states[0])
     other_nodes = saved_and_read(states[0])
     other_nodes["stream"]["source"]["source"]["ranks_per_node"] = 1
-    assert not lockstep.has_share_of(other_nodes)
+    assert not lockstep.has_same_shares(other_nodes)
     theirs = saved_and_read(states[0])
     for position in ({"place": 3}, None):  # of a source that is not ours
         theirs["stream"]["source"]["source"] = position
-        assert not lockstep.has_share_of(theirs)
+        assert not lockstep.has_same_shares(theirs)
         with pytest.raises(ValueError, match="the saved position in the documents is not one of a DocumentLoader"):
             redeal([theirs] * 2, 0, 1)
-        assert Lockstep(packer_over_a_list(), prefetch=0).has_share_of(theirs)
+        assert Lockstep(packer_over_a_list(), prefetch=0).has_same_shares(theirs)
 
 
 def packer_over_a_list() -> SequencePacker:
-    return SubsetSumSequencePacker([[{"input_ids": torch.arange(3)}]], 2, 4, 1, 4, 3)
+    return subset_sum([[{"input_ids": torch.arange(3)}]], 2, 4, 1, 4, 3)
 
 
 def test_a_source_without_a_position_cannot_be_dealt_out_to_other_ranks() -> None:

@@ -62,7 +62,7 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("load_weights_only=true", "load_weights_only=true: needs load_path"),
         (
             "train_loader.masking_cooldown_schedule_type=stair",
-            "train_loader.masking_cooldown_schedule_type=stair: needs train_loader.final_masking_ratio too",
+            "schedule_type=stair: needs final_masking_ratio and masking_ratio_cooldown_tokens too",
         ),
         ("sequnce_packing=true", "there is no key sequnce_packing"),
         ("max_seq_length=8", "max_seq_length; did you mean max_seq_len?"),
@@ -84,22 +84,30 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
             "train_loader.batch_size_warmup_min_size=3",
             "batch_size_warmup_min_size=3: must be a positive multiple of 2",
         ),
-        ("train_loader.batch_size_warmup_min_size=10", "must not exceed global_train_batch_size=8"),
         ("global_train_batch_size=-4", "global_train_batch_size=-4: must be a positive multiple of 2"),
         (
             "train_loader.batch_size_warmup_min_size=4",
-            "train_loader.batch_size_warmup_min_size=4: needs train_loader.batch_size_warmup_tokens too",
+            "train_loader.batch_size_warmup_min_size=4: needs batch_size_warmup_tokens too",
         ),
         (
             "train_loader.batch_size_warmup_tokens=5ba",
-            "batch_size_warmup_tokens=5ba: needs train_loader.batch_size_warmup",
+            "batch_size_warmup_tokens=5ba: needs batch_size_warmup_min_size too",
         ),
-        ("train_loader.final_masking_ratio=0.1", "needs train_loader.masking_ratio_cooldown_tokens too"),
-        ("train_loader.masking_ratio_cooldown_tokens=5ba", "needs train_loader.final_masking_ratio too"),
-        ("train_loader.masking_ratio_cooldown_start_tokens=5ba", "needs train_loader.final_masking_ratio too"),
-        ("train_loader.masking_ratio_step_size=0.1", "needs train_loader.final_masking_ratio too"),
+        ("train_loader.final_masking_ratio=0.1", "=0.1: needs masking_ratio_cooldown_tokens too"),
+        ("train_loader.masking_ratio_cooldown_tokens=5ba", "=5ba: needs final_masking_ratio too"),
+        (
+            "train_loader.masking_ratio_cooldown_start_tokens=5ba",
+            "=5ba: needs final_masking_ratio and masking_ratio_cooldown_tokens too",
+        ),
+        (
+            "train_loader.masking_ratio_step_size=0.1",
+            "=0.1: needs final_masking_ratio and masking_ratio_cooldown_tokens too",
+        ),
         ("train_loader.packing_strategy=ffd", "packing_strategy=ffd: must be subset_sum or best_fit"),
-        ("train_loader.masking_cooldown_schedule_type=foo", "schedule_type=foo: must be linear or stair"),
+        (
+            "train_loader.masking_cooldown_schedule_type=foo",
+            "masking_cooldown_schedule_type='foo' must be one of linear, stair",
+        ),
         ("train_loader.packing_buffer_size=8", "packing_buffer_size=8: must exceed the 8 sequences"),
         ("train_loader.packing_prefetch_factor=-1", "packing_prefetch_factor=-1: must be at least 0"),
         ("mlm_probability=0", "mlm_probability=0.0: must lie above 0"),
@@ -153,7 +161,10 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("scheduler.t_warmup=infdur", "scheduler.t_warmup='infdur' must be a duration"),
         ("scheduler.t_warmup=-0.1dur", "scheduler.t_warmup='-0.1dur' must not be negative"),
         ("scheduler.t_warmup=", "scheduler.t_warmup="),
-        ("scheduler.t_decay=5ba", "scheduler.t_decay=5ba: counts back from the end at max_duration=1000tok; give tok"),
+        (
+            "scheduler.t_decay=5ba",
+            "scheduler.t_decay=5ba: counts back from the end at max_duration=1000tok; give it in tok or dur",
+        ),
         (
             "scheduler.t_decay=1001tok",
             "scheduler.t_decay=1001tok: together they must not exceed max_duration=1000tok",
@@ -237,10 +248,16 @@ def test_a_mask_ratio_that_changes_goes_with_masked_tokens_only(empty: str, obje
         assert f"{key}=0.2: with objective={objective} nothing is masked; leave it out" in text
 
 
+def test_the_first_batch_size_of_a_warmup_must_not_exceed_the_last(empty: str) -> None:
+    warmup = ["train_loader.batch_size_warmup_min_size=10", "train_loader.batch_size_warmup_tokens=5ba"]
+    words = "train_loader.batch_size_warmup_min_size=10: must not exceed global_train_batch_size=8"
+    assert words in message(empty, *SMALLEST, *warmup)
+
+
 def test_a_cooldown_and_its_start_are_counted_in_the_same_unit(empty: str) -> None:
     cooldown = ["train_loader.masking_ratio_cooldown_tokens=5ba", "train_loader.final_masking_ratio=0.1"]
     load_config(empty, [*SMALLEST, *cooldown, "train_loader.masking_ratio_cooldown_start_tokens=0tok"], 1)
-    assert "masking_ratio_cooldown_start_tokens=9tok: give it in ba" in message(
+    assert "masking_ratio_cooldown_start_tokens=9tok: must be in ba, as masking_ratio_cooldown_tokens=5ba" in message(
         empty, *SMALLEST, *cooldown, "train_loader.masking_ratio_cooldown_start_tokens=9tok"
     )
 
@@ -249,10 +266,10 @@ def test_a_cooldown_and_its_start_are_counted_in_the_same_unit(empty: str) -> No
     ("override", "words"),
     [
         ("mlm_probability=0.05", "train_loader.final_masking_ratio=0.1: must not exceed mlm_probability=0.05"),
-        ("train_loader.masking_cooldown_schedule_type=stair", "masking_ratio_step_size=None: stair needs it"),
+        ("train_loader.masking_cooldown_schedule_type=stair", "masking_ratio_step_size=None: a stair needs a value"),
         (
             "train_loader.masking_ratio_step_size=0.1",
-            "masking_ratio_step_size=0.1: stair needs it, linear does without",
+            "masking_ratio_step_size=0.1: is for a stair only; leave it out",
         ),
     ],
 )
@@ -267,7 +284,7 @@ def test_a_stair_has_a_height(empty: str, step: str) -> None:
     cooldown = ["train_loader.masking_ratio_cooldown_tokens=5ba", "train_loader.final_masking_ratio=0.1"]
     stair = [*cooldown, "train_loader.masking_cooldown_schedule_type=stair"]
     load_config(empty, [*SMALLEST, *stair, "train_loader.masking_ratio_step_size=0.1"], 1)
-    assert "must lie above 0 and not above 1" in message(
+    assert "a stair needs a value above 0 and at most 1" in message(
         empty, *SMALLEST, *stair, f"train_loader.masking_ratio_step_size={step}"
     )
 

@@ -82,7 +82,7 @@ def test_a_layout_puts_documents_in_the_order_of_their_rows_and_makes_padding_a_
     assert layout.num_tokens.tolist() == [2, 4]
     assert layout.cu_seqlens.tolist() == [0, 2, 4, 0, 3, 4]
     assert layout.cu_seqlens.dtype == np.int32
-    assert layout.segments.tolist() == [3, 3]
+    assert layout.entries_per_row.tolist() == [3, 3]
     assert layout.max_seqlen.tolist() == [2, 3]
     assert layout.left.tolist() == [1]
 

@@ -241,7 +241,7 @@ def test_cutting_may_take_the_answer_and_then_the_example_is_dropped(caplog: pyt
     assert packed.loss_masks.tolist() == [[0, 1, 1, 0], [0, 1, 0, 0]]
     assert (packed.num_truncated, packed.num_dropped) == (2, 2)
     assert caplog.messages == [
-        "of 4 sequences 2 were cut to 4 tokens, and 2 dropped for want of a response token",
+        "of 4 sequences 2 were cut to 4 tokens, and 2 were dropped because they have no response token left",
     ]
 
 
@@ -251,7 +251,8 @@ def test_one_warning_tells_of_what_was_cut_or_dropped_alone(
 ) -> None:
     pack_blocks([[1], [2] * len(mask)], 2, loss_masks=[[1], mask])
     assert caplog.messages == [
-        f"of 2 sequences {cut} were cut to 2 tokens, and {dropped} dropped for want of a response token"
+        f"of 2 sequences {cut} were cut to 2 tokens, "
+        f"and {dropped} were dropped because they have no response token left"
     ]
 
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from composer_packing import GreedyBestFitSequencePacker
 from composer_packing.batch.contract import IGNORE_INDEX, Batch
 from composer_packing.packing.labels.keyed_mlm import KeyedMasking
 from composer_packing.packing.options import OverLong, Tail
+from tests.tools.packers import best_fit
 from tests.tools.reference import masked_documents, originals
 
 VOCAB_SIZE, SPECIAL, MASK, PAD = 1000, (0, 1, 2, 3, 4), 4, 0
@@ -27,7 +27,7 @@ def packed(
         {"input_ids": (np.arange(length) + 10 * number) % (VOCAB_SIZE - 5) + 5, "document": number}
         for number, length in enumerate(lengths)
     ]
-    packer = GreedyBestFitSequencePacker(
+    packer = best_fit(
         [documents],
         len(documents),
         row_len,
@@ -63,7 +63,7 @@ def test_targets_are_originals_and_special_tokens_and_padding_are_neither_hidden
 ) -> None:
     ids = [[2, *range(10 * number + 5, 10 * number + length + 5), 3] for number, length in enumerate(lengths)]
     documents = [{"input_ids": document, "document": number} for number, document in enumerate(ids)]
-    packer = GreedyBestFitSequencePacker(
+    packer = best_fit(
         *([documents], len(documents), 18, 3, 18, len(documents) + 1, PAD, MASK),
         mask_prob=mask_prob,
         tail=Tail.EMIT,
@@ -128,7 +128,7 @@ def test_masks_are_those_of_the_formula_whatever_the_lengths_and_special_ids(
     row_len = max(lengths) + room  # rows may be shorter than a block, and one document may spill over several
     tokens = st.integers(0, min(vocab_size, 20) - 1) | st.integers(0, vocab_size - 1)
     documents = [data.draw(st.lists(tokens, min_size=length, max_size=length)) for length in lengths]
-    packer = GreedyBestFitSequencePacker(
+    packer = best_fit(
         *([[{"input_ids": ids, "document": 7 * number} for number, ids in enumerate(documents)]], len(documents), 70),
         *(3, row_len, len(documents) + 1, PAD, MASK),
         mask_prob=mask_prob,
@@ -150,7 +150,7 @@ def test_masks_are_those_of_the_formula_whatever_the_lengths_and_special_ids(
 def test_pieces_of_a_document_have_the_masks_of_their_places_in_it() -> None:
     def masked(row_len: int) -> list[int]:
         source = [[{"input_ids": [50 + place for place in range(100)], "document": 3}]]
-        packer = GreedyBestFitSequencePacker(
+        packer = best_fit(
             *(source, 1, 100, 1, row_len, 2, PAD, MASK),
             tail=Tail.EMIT,
             over_long=OverLong.SPLIT,
@@ -165,7 +165,7 @@ def test_pieces_of_a_document_have_the_masks_of_their_places_in_it() -> None:
 
 def test_words_are_uniform_where_special_ids_lie_apart_too() -> None:
     special = (0, 100, 101, 102, 103, 999)
-    (batch,) = GreedyBestFitSequencePacker(
+    (batch,) = best_fit(
         *([[{"input_ids": np.full(1_000_000, 500), "document": 0}]], 1, 1_000_000, 1, 1_000_000, 2, PAD, 103),
         mask_prob=1.0,
         keyed_masking=KeyedMasking(7, VOCAB_SIZE, special),
@@ -185,7 +185,7 @@ def test_neighbouring_batches_and_ranks_are_independent_slot_by_slot() -> None:
     def targets(rank: int) -> list[NDArray[np.bool_]]:
         numbers = range(rank, 4000, 2)
         source = [[{"input_ids": np.full(37, 500), "document": number} for number in numbers]]
-        packer = GreedyBestFitSequencePacker(
+        packer = best_fit(
             *(source, len(numbers), 37, 1, 37 * 200, len(numbers) + 1, PAD, MASK),
             keyed_masking=KeyedMasking(7, VOCAB_SIZE, SPECIAL),
         )
@@ -198,7 +198,7 @@ def test_neighbouring_batches_and_ranks_are_independent_slot_by_slot() -> None:
 
 def test_the_whole_ratio_hides_every_token_but_the_special_ones() -> None:
     documents = [{"input_ids": [2, 50, 60, 3], "document": 0}]
-    packer = GreedyBestFitSequencePacker(
+    packer = best_fit(
         *([documents], 1, 4, 1, 4, 2, PAD, MASK),
         mask_prob=1.0,
         keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL),
@@ -224,7 +224,7 @@ def test_a_document_that_was_carried_has_the_masks_of_the_epoch_it_was_read_in()
     source = [[{"input_ids": [100 + number] * 40, "document": number} for number in range(3)]]
 
     def masked(rows: int) -> Iterator[list[tuple[list[int], list[int], list[int]]]]:
-        packer = GreedyBestFitSequencePacker(
+        packer = best_fit(
             *(source, 3, 40, rows, 40, 4, PAD, MASK),
             mask_prob=0.5,
             tail=Tail.CARRY,
@@ -282,7 +282,7 @@ def test_neighbouring_positions_and_documents_are_independent() -> None:
 
 
 def test_an_id_beyond_the_vocabulary_is_an_error_that_shows_it() -> None:
-    packer = GreedyBestFitSequencePacker(
+    packer = best_fit(
         *([[{"input_ids": [5, 1000], "document": 0}]], 1, 4, 1, 4, 2),
         keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL),
     )
@@ -292,15 +292,13 @@ def test_an_id_beyond_the_vocabulary_is_an_error_that_shows_it() -> None:
 
 def test_a_mask_token_that_might_be_hidden_itself_is_an_error() -> None:
     with pytest.raises(ValueError, match="mask_token_id=9 must be one of"):
-        GreedyBestFitSequencePacker([], 1, 4, 1, 4, 2, mask_token_id=9, keyed_masking=KeyedMasking(0, 50, SPECIAL))
+        best_fit([], 1, 4, 1, 4, 2, mask_token_id=9, keyed_masking=KeyedMasking(0, 50, SPECIAL))
 
 
 @pytest.mark.parametrize("number", [None, "a", 1.5, 2**64])
 def test_a_document_without_a_number_is_an_error_that_says_how_to_give_one(number: Any) -> None:
     document = {"input_ids": [5, 6]} | ({} if number is None else {"document": number})
-    packer = GreedyBestFitSequencePacker(
-        *([[document]], 1, 4, 1, 4, 2), keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL)
-    )
+    packer = best_fit(*([[document]], 1, 4, 1, 4, 2), keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL))
     with pytest.raises(TypeError, match="need the number of each document"):
         list(packer)
 

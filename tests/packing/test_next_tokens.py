@@ -26,6 +26,7 @@ from composer_packing.model.modernbert import ModernBertForMaskedLM
 from composer_packing.packing.labels.keyed_mlm import KeyedMasking
 from composer_packing.packing.options import Objective, OverLong, Tail
 from tests.tools.models import away_from_its_start, small
+from tests.tools.packers import best_fit, packer_of, subset_sum
 
 Example = tuple[list[int], list[int]]
 """Ids of a document, and its loss mask."""
@@ -90,7 +91,9 @@ def test_inputs_and_labels_are_the_same_pairs_packed_and_unpacked(
     if not any(ids for ids, _ in expected):
         return
     source = source_of([[([5, 6], [0, 1])], *given], objective, as_flat)  # one at least is packed
-    packer = packer_class(*(source, 4, 30, 2, row_len, 6, 0), objective=objective, over_long=over_long, tail=Tail.EMIT)
+    packer = packer_of(
+        packer_class, *(source, 4, 30, 2, row_len, 6, 0), objective=objective, over_long=over_long, tail=Tail.EMIT
+    )
     batches = list(packer)
     for batch in batches:
         check_batch(batch)
@@ -113,7 +116,9 @@ def test_labels_stay_with_their_tokens_from_epoch_to_epoch(
 ) -> None:
     """Each epoch carries documents into the next; the last one is long enough to get all others out."""
     source: list[Any] = []
-    packer = packer_class(*(source, 4, 30, 3, 9, 6, 0), objective=objective, over_long=OverLong.SPLIT, tail=Tail.CARRY)
+    packer = packer_of(
+        packer_class, *(source, 4, 30, 3, 9, 6, 0), objective=objective, over_long=OverLong.SPLIT, tail=Tail.CARRY
+    )
     last = ([63] * 9, [1] * 9)
     found: Counter[tuple[int, int]] = Counter()
     given.insert(0, [([5, 6], [0, 1])])  # an epoch in which nothing is to be learned is an error
@@ -127,7 +132,7 @@ def test_labels_stay_with_their_tokens_from_epoch_to_epoch(
 
 def packed(given: list[Example], objective: str, row_len: int = 8, **settings: Any) -> list[Batch]:
     source = source_of([given], Objective(objective), as_flat=False)
-    return list(SubsetSumSequencePacker(source, 8, 30, 1, row_len, 16, 0, objective=objective, tail="emit", **settings))
+    return list(subset_sum(source, 8, 30, 1, row_len, 16, 0, objective=objective, tail="emit", **settings))
 
 
 def test_neither_boundary_is_a_target_and_nothing_is_shifted_twice() -> None:
@@ -163,22 +168,20 @@ def test_an_example_whose_whole_response_is_cut_off_is_dropped_and_reported(capl
     with caplog.at_level(logging.WARNING):
         (batch,) = packed([cut, whole], "sft", row_len=3, over_long="truncate")
     assert batch["input_ids"].tolist() == [[15, 16, 0]]
-    assert "1 documents (4 tokens) were dropped: nothing that a row holds of them is to be learned" in caplog.text
+    assert "1 documents (4 tokens) were dropped: nothing in their kept tokens is to be learned" in caplog.text
 
 
 @pytest.mark.parametrize("example", [([11, 12], [1, 0]), ([11, 12, 13, 14], [0, 0, 0, 1])])
 def test_where_nothing_is_left_to_learn_the_packer_stops(example: Example) -> None:
-    with pytest.raises(
-        ValueError, match=r"every document was dropped: . are longer .* of 1 nothing in a row is to be learned"
-    ):
+    with pytest.raises(ValueError, match=r"every document was dropped: . are longer .* in 1 nothing is to be learned"):
         packed([example], "sft", row_len=3, over_long="truncate")
 
 
 def test_a_source_that_goes_on_without_anything_to_learn_is_an_error() -> None:
     source = itertools.repeat([{"input_ids": [5, 6], "loss_mask": [0, 0]}])
-    packer = GreedyBestFitSequencePacker(source, 8, 30, 1, 8, 16, objective="sft")
+    packer = best_fit(source, 8, 30, 1, 8, 16, objective="sft")
     with pytest.raises(
-        ValueError, match=r"1000 source batches in a row gave no document .* of 1000 nothing that a row"
+        ValueError, match=r"1000 source batches in a row gave no document .* in 1000 nothing was to be learned"
     ):
         next(iter(packer))
 
@@ -186,7 +189,11 @@ def test_a_source_that_goes_on_without_anything_to_learn_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("document", "error", "words"),
     [
-        ({"input_ids": [5, 6]}, TypeError, "fine-tuning needs the loss mask of each document.*; one has none"),
+        (
+            {"input_ids": [5, 6]},
+            TypeError,
+            "fine-tuning needs the loss mask of each document.*; one document has no mask",
+        ),
         ({"input_ids": [5, 6], "loss_mask": [1]}, ValueError, "loss mask 0 has 1 values for 2 tokens"),
         ({"input_ids": [5, 6], "loss_mask": 1}, TypeError, "each loss mask must be a flat sequence .* got int: 1"),
         ({"input_ids": [5, 6], "loss_mask": None}, TypeError, "each loss mask must be a flat sequence .* got NoneType"),
@@ -208,7 +215,7 @@ def test_a_source_that_goes_on_without_anything_to_learn_is_an_error() -> None:
 def test_a_mask_that_cannot_be_is_an_error_that_shows_it(
     document: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    packer = GreedyBestFitSequencePacker([[document]], 8, 30, 1, 8, 16, objective="sft")
+    packer = best_fit([[document]], 8, 30, 1, 8, 16, objective="sft")
     with pytest.raises(error, match=words):
         next(iter(packer))
 
@@ -225,7 +232,7 @@ def test_a_flat_source_batch_is_checked_likewise() -> None:
         (np.array([0.0, 1.0]), TypeError, "FlatSourceBatch.loss_mask must be a one-dimensional array of integers"),
     ):
         with pytest.raises(error, match=words):
-            next(iter(GreedyBestFitSequencePacker([flat._replace(loss_mask=mask)], 8, 30, 1, 8, 16, objective="sft")))
+            next(iter(best_fit([flat._replace(loss_mask=mask)], 8, 30, 1, 8, 16, objective="sft")))
 
 
 @pytest.mark.parametrize("objective", list(Objective))
@@ -237,14 +244,14 @@ def test_a_source_batch_may_be_made_of_tensors(objective: Objective) -> None:
         torch.tensor([3]),  # type: ignore[arg-type]
         loss_mask=torch.tensor([False, True, True]) if masked else None,  # type: ignore[arg-type]
     )
-    (batch,) = SubsetSumSequencePacker([tensors], 8, 30, 1, 8, 16, 0, mask_prob=0.0, objective=objective, tail="emit")
+    (batch,) = subset_sum([tensors], 8, 30, 1, 8, 16, 0, mask_prob=0.0, objective=objective, tail="emit")
     assert batch["input_ids"].tolist() == [[5, 6, 7, 0, 0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("tail", ["emit", "carry"])
 def test_an_epoch_in_which_everything_was_dropped_is_no_empty_source(tail: str) -> None:
     source = [[{"input_ids": [5, 6], "loss_mask": [0, 1]}]]
-    packer = SubsetSumSequencePacker(source, 8, 30, 1, 8, 16, objective="sft", tail=tail)
+    packer = subset_sum(source, 8, 30, 1, 8, 16, objective="sft", tail=tail)
     assert len(list(packer)) == 1
     source[0][0]["loss_mask"] = [0, 0]
     assert list(packer) == []
@@ -255,8 +262,8 @@ def test_a_rank_that_first_gets_nothing_to_learn_waits_for_its_next_epoch() -> N
     """Others may have more; alone it stops."""
     source = [[{"input_ids": [5, 6], "loss_mask": [0, 0]}]]
     with pytest.raises(ValueError, match="every document was dropped"):
-        list(SubsetSumSequencePacker(source, 8, 30, 1, 8, 16, objective="sft", tail="carry"))
-    packer = SubsetSumSequencePacker(source, 8, 30, 1, 8, 16, objective="sft", tail="carry", world_size=2)
+        list(subset_sum(source, 8, 30, 1, 8, 16, objective="sft", tail="carry"))
+    packer = subset_sum(source, 8, 30, 1, 8, 16, objective="sft", tail="carry", world_size=2)
     assert list(packer) == []
     source[0][0]["loss_mask"] = [0, 1]
     assert len(list(packer)) == 1
@@ -268,7 +275,7 @@ def test_a_mask_is_never_ignored_in_silence(objective: str) -> None:
     mixed = [{"input_ids": [7, 8]}, *documents]
     for source_batch in (documents, mixed, flat_source_batch(documents, loss_masked=True)):
         with pytest.raises(TypeError, match=r"loss.mask, which"):
-            next(iter(GreedyBestFitSequencePacker([source_batch], 8, 30, 1, 8, 16, objective=objective)))
+            next(iter(best_fit([source_batch], 8, 30, 1, 8, 16, objective=objective)))
 
 
 @pytest.mark.parametrize("objective", ["causal", "sft"])
@@ -282,7 +289,7 @@ def test_a_mask_is_never_ignored_in_silence(objective: str) -> None:
         ),
         (
             {"ignore_token_id": -1},
-            "ignore_token_id=-1 must be -100 where masks are keyed or the objective is not 'mlm'",
+            "ignore_token_id=-1 must be -100 if masks are keyed or the objective is not 'mlm'",
         ),
     ],
 )
@@ -290,12 +297,12 @@ def test_what_belongs_to_masked_tokens_is_refused_with_the_others(
     objective: str, settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words.format(objective)):
-        GreedyBestFitSequencePacker([], 8, 30, 1, 8, 16, objective=objective, **settings)
+        best_fit([], 8, 30, 1, 8, 16, objective=objective, **settings)
 
 
 def test_an_unknown_objective_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match="objective='clm' must be one of mlm, causal, sft"):
-        GreedyBestFitSequencePacker([], 8, 30, 1, 8, 16, objective="clm")
+        best_fit([], 8, 30, 1, 8, 16, objective="clm")
 
 
 def some_examples(count: int = 60, longest: int = 25) -> list[Example]:
@@ -317,7 +324,7 @@ def test_workers_and_the_thread_hand_over_the_same_batches(objective: Objective)
     def batches(workers: int) -> list[Batch]:
         flatten = partial(flat_source_batch, vocab_size=50, loss_masked=masked)
         loader: DataLoader[Any] = DataLoader(documents, 8, num_workers=workers, collate_fn=flatten)  # type: ignore[arg-type]
-        packer = SubsetSumSequencePacker(loader, 8, 30, 2, 60, 16, objective=objective, tail="emit")
+        packer = subset_sum(loader, 8, 30, 2, 60, 16, objective=objective, tail="emit")
         ahead = BufferedIterable(packer, 2)
         made = list(ahead)
         ahead.close()
@@ -361,9 +368,7 @@ def test_the_loss_of_packed_rows_is_that_of_the_documents_on_their_own(objective
     expected = gradient()
 
     source = source_of([given], objective, as_flat=True)
-    packer = SubsetSumSequencePacker(
-        *(source, 64, 30, 4, row_len, 128, 0), objective=objective, over_long="split", tail="emit"
-    )
+    packer = subset_sum(*(source, 64, 30, 4, row_len, 128, 0), objective=objective, over_long="split", tail="emit")
     together = 0.0
     for batch in packer:
         for micro in split_packed_batch(batch, 1):

@@ -6,11 +6,12 @@ import torch
 
 from composer_packing import GreedyBestFitSequencePacker, KeyedMasking
 from composer_packing.batch.contract import Batch, check_batch
+from tests.tools.packers import best_fit
 
 
 def packer(**settings: Any) -> GreedyBestFitSequencePacker:
     source = [[{"input_ids": [5 + number] * 3, "document": number} for number in range(6)]]
-    return GreedyBestFitSequencePacker(source, 6, 8, 2, 8, 7, 0, 4, **settings)
+    return best_fit(source, 6, 8, 2, 8, 7, 0, 4, **settings)
 
 
 def tensors(batch: Batch) -> list[torch.Tensor]:
@@ -50,11 +51,11 @@ def test_keyed_batches_have_their_counts_and_the_published_ones_exactly_the_publ
 def test_an_id_that_is_no_int_is_an_error_that_names_it(name: str) -> None:
     settings: dict[str, Any] = {name: None}
     with pytest.raises(TypeError, match=f"{name}=None must be an int"):
-        GreedyBestFitSequencePacker([], 1, 8, 1, 8, 2, **settings)
+        best_fit([], 1, 8, 1, 8, 2, **settings)
 
 
 def test_keyed_masks_mark_what_is_no_target_as_the_counts_and_the_model_expect() -> None:
-    with pytest.raises(ValueError, match="ignore_token_id=-1 must be -100 where masks are keyed"):
+    with pytest.raises(ValueError, match="ignore_token_id=-1 must be -100 if masks are keyed"):
         packer(ignore_token_id=-1, keyed_masking=KeyedMasking(0, 100, (0, 4)))
 
 

@@ -64,7 +64,7 @@ def test_a_warmup_in_batches_gives_each_size_as_many_of_them_on_any_number_of_ra
 def test_a_cooldown_counts_in_the_unit_of_its_length() -> None:
     schedule = MaskingRatioCooldownScheduler(0.3, 0.1, "100sp", "50sp", world_size=2)
     assert schedule.unit == "sp"
-    assert schedule(50) == pytest.approx(0.2), "half of the hundred documents, behind half of the fifty"
+    assert schedule(50) == pytest.approx(0.2), "half of the hundred documents, after half of the fifty"
     assert MaskingRatioCooldownScheduler(0.3, 0.1, "10ba", world_size=4)(5) == pytest.approx(0.2)
 
 
@@ -109,7 +109,7 @@ def test_stairs_by_hand_never_go_below_the_final_ratio() -> None:
 
 @pytest.mark.parametrize("sizes", [(0, 4), (5, 4), (-1, 2)])
 def test_sizes_out_of_order_are_an_error(sizes: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=f"min_batch_size={sizes[0]}"):
+    with pytest.raises(ValueError, match=f"batch_size_warmup_min_size={sizes[0]}: must"):
         BatchSizeWarmupScheduler(*sizes, 100, 1)
 
 
@@ -124,9 +124,9 @@ def test_sizes_out_of_order_are_an_error(sizes: tuple[int, int]) -> None:
         ((0.3, 0.1, 10, 0, "stair", 0.0), "step_size=0.0"),
         ((0.3, 0.1, 10, 0, "stair", float("nan")), "step_size=nan"),
         ((0.3, 0.1, 10, 0, "stair", float("inf")), "step_size=inf"),
-        ((0.3, 0.1, 10, 0, "linear", 0.05), "step_size=0.05 is for"),
+        ((0.3, 0.1, 10, 0, "linear", 0.05), "step_size=0.05: is for a stair only"),
         ((0.3, 0.1, "10ep"), "cooldown_tokens='10ep'"),
-        ((0.3, 0.1, "10ba", "5tok"), "start_tokens='5tok' and cooldown_tokens='10ba' must have the same unit"),
+        ((0.3, 0.1, "10ba", "5tok"), "start_tokens=5tok: must be in ba, as masking_ratio_cooldown_tokens=10ba"),
         ((0.3, 0.1, 10, "x"), "start_tokens='x'"),
     ],
 )

@@ -10,12 +10,21 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from composer_packing import GreedyBestFitSequencePacker, SequencePacker, SubsetSumSequencePacker, flat_source_batch
+from composer_packing import (
+    BatchShape,
+    GreedyBestFitSequencePacker,
+    OverLong,
+    Policies,
+    SequencePacker,
+    SubsetSumSequencePacker,
+    Tail,
+    flat_source_batch,
+)
 from composer_packing.batch.contract import check_batch
-from composer_packing.packing.options import OverLong, Tail
 from composer_packing.packing.token_account import TokenAccount
 from tests.packing.test_waiting_buffer import contents
 from tests.tools import reference
+from tests.tools.packers import best_fit, packer_of, subset_sum
 
 Documents = list[list[int]]
 
@@ -43,14 +52,14 @@ def test_golden_batches_come_out_to_the_bit(golden: dict[str, Any], case: int, k
         assert all(kind.endswith(str(batch.tokens.dtype)) or kind == "flat int64" for batch in source)
     else:
         source = wrapped(given["source_batches"], lambda ids: kind(ids) if ids else ids)
-    packer = GreedyBestFitSequencePacker(source, src_max_seq_len=given["params"]["out_pseq_len"], **given["params"])
+    packer = best_fit(source, src_max_seq_len=given["params"]["out_pseq_len"], **given["params"])
     for expected in given["expected_epochs"]:
         assert [plain(batch) for batch in packer] == expected
 
 
 def test_batches_have_the_types_of_the_contract(golden: dict[str, Any]) -> None:
     given = golden["cases"][2]
-    packer = GreedyBestFitSequencePacker(wrapped(given["source_batches"]), src_max_seq_len=23, **given["params"])
+    packer = best_fit(wrapped(given["source_batches"]), src_max_seq_len=23, **given["params"])
     for batch in packer:
         check_batch(batch)
         assert {batch[key].dtype for key in ("input_ids", "labels", "attention_mask")} == {torch.int64}
@@ -94,7 +103,7 @@ def test_any_stream_gives_what_the_reference_gives_and_every_document_is_account
         "mask_prob": stream["mask_prob"],
         "seed": stream["seed"],
     }
-    packer = GreedyBestFitSequencePacker(wrapped(source), src_max_seq_len=24, **settings)
+    packer = best_fit(wrapped(source), src_max_seq_len=24, **settings)
     for epoch in (0, 1):
         expected = list(reference.epoch_batches(source, epoch, **settings))
         assume(expected)
@@ -113,7 +122,7 @@ def test_any_stream_gives_what_the_reference_gives_and_every_document_is_account
 
 
 def test_a_token_that_equals_the_padding_id_is_still_a_token() -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[0, 5, 0]]]), 1, 4, 1, 4, 2, pad_token_id=0, mask_prob=0.0)
+    packer = best_fit(wrapped([[[0, 5, 0]]]), 1, 4, 1, 4, 2, pad_token_id=0, mask_prob=0.0)
     (batch,) = packer
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0]]
     assert packer.local_tokens == 3
@@ -121,13 +130,13 @@ def test_a_token_that_equals_the_padding_id_is_still_a_token() -> None:
 
 def test_documents_that_found_no_room_come_first_in_the_next_batch_the_last_of_them_foremost() -> None:
     source = wrapped([[[1] * 5, [2] * 4, [3] * 4, [4] * 5, [5] * 5]])
-    packer = GreedyBestFitSequencePacker(source, 5, 5, 1, 5, 6, suppress_masking=True)
+    packer = best_fit(source, 5, 5, 1, 5, 6, suppress_masking=True)
     assert [batch["input_ids"][0, 0].item() for batch in packer] == [1, 5, 2, 4, 3]
 
 
 def test_suppressing_masks_leaves_no_labels_but_schedules_advance() -> None:
     source = wrapped([[[1] * 4] * 8])
-    packer = GreedyBestFitSequencePacker(
+    packer = best_fit(
         source,
         8,
         4,
@@ -148,8 +157,16 @@ def test_suppressing_masks_leaves_no_labels_but_schedules_advance() -> None:
 def test_the_warmup_goes_on_in_the_next_epoch(
     strategy: type[SequencePacker],
 ) -> None:
-    packer = strategy(
-        wrapped([[[1] * 4] * 4]), 4, 4, 2, 4, 5, batch_size_warmup_min_size=1, batch_size_warmup_tokens=16
+    packer = packer_of(
+        strategy,
+        wrapped([[[1] * 4] * 4]),
+        4,
+        4,
+        2,
+        4,
+        5,
+        batch_size_warmup_min_size=1,
+        batch_size_warmup_tokens=16,
     )
     assert [len(batch["input_ids"]) for batch in packer] == [1] * 4
     assert packer.rows_per_batch == 2
@@ -158,7 +175,7 @@ def test_the_warmup_goes_on_in_the_next_epoch(
 
 def test_every_epoch_draws_other_masks_and_a_new_packer_the_same_ones() -> None:
     def epochs() -> list[list[Any]]:
-        packer = GreedyBestFitSequencePacker(wrapped([[list(range(10, 42))] * 4]), 4, 32, 2, 32, 5, seed=1)
+        packer = best_fit(wrapped([[list(range(10, 42))] * 4]), 4, 32, 2, 32, 5, seed=1)
         return [[plain(batch) for batch in packer] for _ in range(2)]
 
     first, again = epochs(), epochs()
@@ -178,7 +195,7 @@ def test_the_distributed_sampler_is_told_the_epoch() -> None:
     dataset = Numbered()
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=2, rank=1, seed=3)
     loader = DataLoader(dataset, batch_size=4, sampler=sampler, collate_fn=lambda documents: documents)
-    packer = GreedyBestFitSequencePacker(loader, 4, 4, 2, 4, 5, suppress_masking=True)
+    packer = best_fit(loader, 4, 4, 2, 4, 5, suppress_masking=True)
     for epoch in range(3):
         order = [int(row[0]) - 10 for batch in packer for row in batch["input_ids"]]
         assert sampler.epoch == epoch
@@ -186,10 +203,10 @@ def test_the_distributed_sampler_is_told_the_epoch() -> None:
 
 
 @both_strategies
-def test_an_iterator_of_an_earlier_epoch_does_not_go_on_behind_the_newer_ones_back(
+def test_an_iterator_of_an_earlier_epoch_raises_after_a_newer_iterator_was_made(
     strategy: type[SequencePacker],
 ) -> None:
-    packer = strategy(wrapped([[[1] * 4] * 4] * 4), 4, 4, 2, 4, 5)
+    packer = packer_of(strategy, wrapped([[[1] * 4] * 4] * 4), 4, 4, 2, 4, 5)
     old = iter(packer)
     next(old)
     new = iter(packer)
@@ -213,7 +230,7 @@ def test_a_batch_is_given_before_the_source_is_exhausted() -> None:
         def __iter__(self) -> Iterator[Any]:
             return source()
 
-    packer = GreedyBestFitSequencePacker(Endless(), 2, 2, 2, 4, 8)
+    packer = best_fit(Endless(), 2, 2, 2, 4, 8)
     next(iter(packer))
     assert read <= 8
 
@@ -223,11 +240,11 @@ def test_documents_left_over_at_the_end_of_an_epoch_are_reported(
     strategy: type[SequencePacker],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    packer = strategy(wrapped([[[1] * 4] * 5]), 5, 4, 2, 4, 6)
+    packer = packer_of(strategy, wrapped([[[1] * 4] * 5]), 5, 4, 2, 4, 6)
     assert len(list(packer)) == 2
     assert caplog.messages == ["epoch 0: 1 of 5 documents were left over at the end, too few for another batch"]
     caplog.clear()
-    assert len(list(strategy(wrapped([[[1] * 4] * 4]), 4, 4, 2, 4, 6))) == 2
+    assert len(list(packer_of(strategy, wrapped([[[1] * 4] * 4]), 4, 4, 2, 4, 6))) == 2
     assert caplog.messages == []
 
 
@@ -242,7 +259,8 @@ def test_no_document_is_lost_where_the_tail_is_carried_or_emitted(
     ids = iter(range(10, 10_000))
     documents = [[next(ids) for _ in range(length)] for length in lengths]
     size = stream["src_batch_size"]
-    packer = strategy(
+    packer = packer_of(
+        strategy,
         wrapped([documents[at : at + size] for at in range(0, len(documents), size)]),
         *(size, 24, stream["rows"], stream["row_len"], size + stream["extra_buffer"]),
         tail=tail,
@@ -280,7 +298,8 @@ def test_tokens_in_are_tokens_out_and_tokens_reported_whatever_the_policies(
     assume(any(lengths))
     ids = iter(range(10, 10_000))
     documents = [[next(ids) for _ in range(length)] for length in lengths]
-    packer = strategy(
+    packer = packer_of(
+        strategy,
         wrapped([documents[at : at + size] for at in range(0, len(documents), size)]),
         *(size, 24, stream["rows"], row_len, size + stream["extra_buffer"]),
         tail=tail,
@@ -291,7 +310,7 @@ def test_tokens_in_are_tokens_out_and_tokens_reported_whatever_the_policies(
         try:
             batches += list(packer)
         except ValueError as error:
-            expected_error = "too few to put one in each" in str(error) or "are longer than a row" in str(error)
+            expected_error = "too few to put one into each" in str(error) or "are longer than a row" in str(error)
             assume(not expected_error)
             raise
         account = packer.token_account
@@ -315,10 +334,10 @@ def test_tokens_in_are_tokens_out_and_tokens_reported_whatever_the_policies(
 def test_policies_may_be_given_by_their_names_and_nothing_else(name: str) -> None:
     def made(value: Any) -> GreedyBestFitSequencePacker:
         settings: dict[str, Any] = {name: value}
-        return GreedyBestFitSequencePacker([], 1, 8, 1, 8, 2, **settings)
+        return best_fit([], 1, 8, 1, 8, 2, **settings)
 
     for member in Tail if name == "tail" else OverLong:
-        assert getattr(made(member.value), name) is member
+        assert getattr(made(member.value).policies, name) is member
     with pytest.raises(ValueError, match=f"{name}='carries' must be one of .*drop"):
         made("carries")
 
@@ -334,38 +353,38 @@ def test_a_source_without_end_that_gives_nothing_to_pack_is_an_error_not_a_silen
             while True:
                 yield from wrapped([[document, document]])
 
-    packer = strategy(Endless(), 2, 8, 2, 8, 4, over_long=over_long)
+    packer = packer_of(strategy, Endless(), 2, 8, 2, 8, 4, over_long=over_long)
     with pytest.raises(ValueError, match="1000 source batches in a row gave no document to pack"):
         list(packer)
 
 
 def test_an_epoch_of_nothing_but_dropped_documents_is_no_error_where_others_have_been_packed() -> None:
-    """One rank may meet such an epoch while the others go on."""
+    """One rank may have such an epoch while the others continue."""
     shares = iter([[[1] * 8] * 3, [[1] * 9] * 3, [[1] * 8] * 3])
 
     class Shares:
         def __iter__(self) -> Iterator[Any]:
             return iter(wrapped([next(shares)]))
 
-    packer = GreedyBestFitSequencePacker(Shares(), 3, 9, 2, 8, 4, tail="carry", over_long="drop")
+    packer = best_fit(Shares(), 3, 9, 2, 8, 4, tail="carry", over_long="drop")
     assert [len(list(packer)) for _ in range(3)] == [1, 0, 2]
     assert packer.token_account.dropped == 27
 
 
 def test_an_account_that_was_kept_does_not_change() -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 4]), 4, 4, 2, 4, 5)
+    packer = best_fit(wrapped([[[1] * 4] * 4]), 4, 4, 2, 4, 5)
     before = packer.token_account
     list(packer)
     assert packer.token_account.since(before) == TokenAccount(read=16, emitted=16)
 
 
 def test_an_empty_source_gives_no_batch_where_its_tail_is_emitted() -> None:
-    packer = GreedyBestFitSequencePacker([], 1, 8, 1, 8, 2, tail=Tail.EMIT)
+    packer = best_fit([], 1, 8, 1, 8, 2, tail=Tail.EMIT)
     assert list(packer) == []
 
 
 def test_a_document_ten_times_as_long_as_a_row_is_used_to_the_last_token_where_it_is_split() -> None:
-    packer = SubsetSumSequencePacker(
+    packer = subset_sum(
         *(wrapped([[list(range(10, 90))]]), 1, 8, 5, 8, 2), over_long=OverLong.SPLIT, suppress_masking=True
     )
     assert torch.cat([batch["input_ids"] for batch in packer]).flatten().tolist() == list(range(10, 90))
@@ -378,9 +397,11 @@ def test_what_became_of_over_long_documents_is_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     source = wrapped([[[1] * 9, [2] * 4, [3] * 40]])
-    packer = strategy(source, 3, 8, 1, 8, 4, over_long=OverLong.TRUNCATE)
+    packer = packer_of(strategy, source, 3, 8, 1, 8, 4, over_long=OverLong.TRUNCATE)
     assert len(list(packer)) == 3
-    assert caplog.messages == ["epoch 0: 2 documents were longer than a row (truncate): 33 tokens cut off, 0 dropped"]
+    assert caplog.messages == [
+        "epoch 0: 2 documents were too long (over_long=truncate): 33 tokens cut off, 0 tokens dropped"
+    ]
     assert packer.token_account.truncated == 33
 
 
@@ -389,7 +410,7 @@ def test_what_became_of_over_long_documents_is_logged(
 def test_a_source_of_nothing_but_over_long_documents_makes_progress_or_stops_with_an_error(
     tail: Tail, over_long: OverLong
 ) -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[5] * 9] * 4]), 4, 8, 2, 8, 5, tail=tail, over_long=over_long)
+    packer = best_fit(wrapped([[[5] * 9] * 4]), 4, 8, 2, 8, 5, tail=tail, over_long=over_long)
     if over_long in (OverLong.ERROR, OverLong.DROP):
         message = "does not fit a row" if over_long is OverLong.ERROR else "4 are longer than a row of 8"
         with pytest.raises(ValueError, match=message):
@@ -399,14 +420,14 @@ def test_a_source_of_nothing_but_over_long_documents_makes_progress_or_stops_wit
 
 
 def test_an_epoch_that_is_left_early_leaves_its_documents_over_and_the_account_still_comes_out_even() -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 5] * 3), 5, 4, 2, 4, 6)
+    packer = best_fit(wrapped([[[1] * 4] * 5] * 3), 5, 4, 2, 4, 6)
     next(iter(packer))
     iter(packer)
     assert packer.token_account == TokenAccount(read=20, emitted=8, left_over=12)
 
 
 def test_what_is_carried_comes_first_in_the_next_epoch_in_its_order() -> None:
-    packer = GreedyBestFitSequencePacker(
+    packer = best_fit(
         wrapped([[[1] * 4, [2] * 4, [3] * 4, [4] * 4, [5] * 4]]), 5, 4, 2, 4, 6, suppress_masking=True, tail=Tail.CARRY
     )
     epochs = [[batch["input_ids"][:, 0].tolist() for batch in packer] for _ in range(2)]
@@ -417,7 +438,7 @@ def test_what_is_carried_comes_first_in_the_next_epoch_in_its_order() -> None:
 def test_a_set_smaller_than_a_batch_trains_once_several_epochs_of_it_fill_one(
     strategy: type[SequencePacker],
 ) -> None:
-    packer = strategy(wrapped([[[7] * 4]]), 1, 4, 3, 4, 2, suppress_masking=True, tail=Tail.CARRY)
+    packer = packer_of(strategy, wrapped([[[7] * 4]]), 1, 4, 3, 4, 2, suppress_masking=True, tail=Tail.CARRY)
     assert [len(list(packer)) for _ in range(7)] == [0, 0, 1, 0, 0, 1, 0]
 
 
@@ -425,23 +446,23 @@ def test_a_set_smaller_than_a_batch_trains_once_several_epochs_of_it_fill_one(
 def test_the_last_batch_of_an_epoch_that_emits_its_tail_has_fewer_rows(
     strategy: type[SequencePacker],
 ) -> None:
-    packer = strategy(wrapped([[[1] * 4] * 5]), 5, 4, 3, 4, 6, tail=Tail.EMIT)
+    packer = packer_of(strategy, wrapped([[[1] * 4] * 5]), 5, 4, 3, 4, 6, tail=Tail.EMIT)
     assert [len(batch["input_ids"]) for batch in packer] == [3, 2]
     assert packer.seqs_emitted == packer.seqs_consumed == 5
 
 
 def test_an_epoch_that_carries_its_tail_and_is_left_early_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 2] * 3), 2, 4, 1, 4, 3, tail=Tail.CARRY)
+    packer = best_fit(wrapped([[[1] * 4] * 2] * 3), 2, 4, 1, 4, 3, tail=Tail.CARRY)
     assert len(list(packer)) == 6
     next(iter(packer))
     assert caplog.messages == []
     next(iter(packer))
-    assert caplog.messages == ["epoch 1 was left before its source ended; what it had not given is not read"]
+    assert caplog.messages == ["epoch 1 was left before its source ended; the rest of it is not read"]
 
 
 @pytest.mark.parametrize("unit", ["sp", "ba"])
 def test_a_warmup_in_documents_or_batches_follows_what_was_packed(unit: str) -> None:
-    packer = GreedyBestFitSequencePacker(
+    packer = best_fit(
         wrapped([[[1] * 2] * 8] * 8), 8, 4, 3, 4, 9, batch_size_warmup_min_size=1, batch_size_warmup_tokens=f"12{unit}"
     )
     rows = [len(batch["input_ids"]) for batch in packer]
@@ -455,21 +476,26 @@ def test_a_warmup_in_documents_or_batches_follows_what_was_packed(unit: str) -> 
         ({"buffer_size": 4}, "buffer_size=4 must exceed src_batch_size=4"),
         ({"buffer_size": 1}, "buffer_size=1 must exceed"),
         ({"src_batch_size": 0}, "src_batch_size=0"),
-        ({"src_max_seq_len": 0}, "src_max_seq_len=0"),
         ({"out_batch_size": 0}, "out_batch_size=0"),
         ({"out_pseq_len": -3}, "out_pseq_len=-3"),
         ({"world_size": 0}, "world_size=0"),
         ({"mask_prob": 1.5}, "mask_prob=1.5"),
-        ({"batch_size_warmup_min_size": 1}, "batch_size_warmup_tokens=None need each other"),
+        ({"batch_size_warmup_min_size": 1}, "batch_size_warmup_min_size=1: needs batch_size_warmup_tokens too"),
         (
             {"batch_size_warmup_tokens": "5tok"},
-            "min_size=None and batch_size_warmup_tokens='5tok'",
+            "batch_size_warmup_tokens=5tok: needs batch_size_warmup_min_size too",
         ),
         ({"batch_size_warmup_tokens": "5ep", "batch_size_warmup_min_size": 1}, "'5ep'"),
-        ({"batch_size_warmup_tokens": 5, "batch_size_warmup_min_size": 9}, "min_batch_size=9"),
-        ({"final_masking_ratio": 0.1}, "final_masking_ratio=0.1 and masking_ratio_cooldown_tokens=None"),
+        (
+            {"batch_size_warmup_tokens": 5, "batch_size_warmup_min_size": 9},
+            "min_size=9: must not exceed out_batch_size=2",
+        ),
+        ({"final_masking_ratio": 0.1}, "final_masking_ratio=0.1: needs masking_ratio_cooldown_tokens too"),
         ({"masking_cooldown_schedule_type": "cosine"}, "schedule_type='cosine'"),
-        ({"masking_ratio_cooldown_start_tokens": 5}, "masking_ratio_cooldown_tokens=None"),
+        (
+            {"masking_ratio_cooldown_start_tokens": 5},
+            "start_tokens=5: needs final_masking_ratio and masking_ratio_cooldown_tokens too",
+        ),
     ],
 )
 def test_numbers_that_do_not_go_together_are_an_error_that_shows_them(changed: dict[str, Any], message: str) -> None:
@@ -481,14 +507,14 @@ def test_numbers_that_do_not_go_together_are_an_error_that_shows_them(changed: d
         "buffer_size": 9,
     }
     with pytest.raises(ValueError, match=message):
-        GreedyBestFitSequencePacker([], **(settings | changed))
+        best_fit([], **(settings | changed))
 
 
 @pytest.mark.parametrize("name", ["src_batch_size", "out_batch_size", "out_pseq_len", "world_size"])
 def test_a_size_that_is_no_int_is_an_error_that_names_it(name: str) -> None:
     settings: dict[str, Any] = dict.fromkeys(("src_batch_size", "src_max_seq_len", "out_batch_size", "out_pseq_len"), 4)
     with pytest.raises(TypeError, match=rf"{name}=4\.0 must be an int"):
-        GreedyBestFitSequencePacker([], buffer_size=9, **(settings | {name: 4.0}))
+        best_fit([], buffer_size=9, **(settings | {name: 4.0}))
 
 
 @pytest.mark.parametrize("name", ["pad_token_id", "mask_token_id"])
@@ -499,7 +525,7 @@ def test_a_token_id_that_is_no_int_is_an_error_that_names_it(name: str, token_id
 
 
 def test_a_source_that_can_be_read_only_once_is_named_as_such_in_the_second_epoch() -> None:
-    packer = GreedyBestFitSequencePacker((batch for batch in wrapped([[[1] * 4] * 4])), 4, 4, 2, 4, 5)
+    packer = best_fit((batch for batch in wrapped([[[1] * 4] * 4])), 4, 4, 2, 4, 5)
     assert len(list(packer)) == 2
     with pytest.raises(ValueError, match="epoch 1: the source gave nothing; it must be readable more than once"):
         list(packer)
@@ -507,7 +533,7 @@ def test_a_source_that_can_be_read_only_once_is_named_as_such_in_the_second_epoc
 
 @pytest.mark.parametrize("tail", list(Tail))
 def test_so_it_is_whatever_becomes_of_the_tail(tail: Tail) -> None:
-    packer = GreedyBestFitSequencePacker((batch for batch in wrapped([[[1] * 4] * 4])), 4, 4, 2, 4, 5, tail=tail)
+    packer = best_fit((batch for batch in wrapped([[[1] * 4] * 4])), 4, 4, 2, 4, 5, tail=tail)
     assert len(list(packer)) == 2
     with pytest.raises(ValueError, match="it must be readable more than once"):
         list(packer)
@@ -517,7 +543,7 @@ def test_so_it_is_whatever_becomes_of_the_tail(tail: Tail) -> None:
 def test_a_document_longer_than_a_row_is_an_error_that_shows_the_lengths(
     strategy: type[SequencePacker],
 ) -> None:
-    packer = strategy(wrapped([[[1], [2] * 9]]), 2, 8, 1, 8, 3)
+    packer = packer_of(strategy, wrapped([[[1], [2] * 9]]), 2, 8, 1, 8, 3)
     with pytest.raises(ValueError, match=r"document of 9 tokens does not fit a row of 8 slots"):
         next(iter(packer))
 
@@ -526,14 +552,14 @@ def test_a_document_longer_than_a_row_is_an_error_that_shows_the_lengths(
 def test_a_source_batch_larger_than_promised_is_an_error_that_shows_both_sizes(
     strategy: type[SequencePacker],
 ) -> None:
-    packer = strategy(wrapped([[[1], [2], [3]]]), 2, 8, 1, 8, 3)
+    packer = packer_of(strategy, wrapped([[[1], [2], [3]]]), 2, 8, 1, 8, 3)
     with pytest.raises(ValueError, match="3 documents at once, more than src_batch_size=2"):
         list(packer)
 
 
 @pytest.mark.parametrize("source", [[], [[]], [[[], []]], [[[1, 2]]]])
 def test_a_source_too_small_for_a_batch_is_an_error_not_an_empty_epoch(source: list[Documents]) -> None:
-    packer = GreedyBestFitSequencePacker(wrapped(source), 2, 8, 2, 8, 3)
+    packer = best_fit(wrapped(source), 2, 8, 2, 8, 3)
     documents = sum(bool(document) for batch in source for document in batch)
     with pytest.raises(ValueError, match=f"gave {documents} documents, too few"):
         list(packer)
@@ -549,16 +575,16 @@ def test_from_composer_turns_sequences_into_rows() -> None:
         batch_size_warmup_min_size=8,
         batch_size_warmup_tokens="1000tok",
     )
-    assert (packer.src_batch_size, packer.src_max_seq_len, packer.buffer_size) == (24, 16, 100)
-    assert (packer.out_batch_size, packer.out_pseq_len) == (6, 64)
+    assert packer.shape == BatchShape(src_batch_size=24, out_batch_size=6, out_pseq_len=64, buffer_size=100)
     assert packer.rows_per_batch == 2
 
 
 def test_from_composer_has_the_published_defaults() -> None:
     packer = GreedyBestFitSequencePacker.from_composer([])
-    assert (packer.src_batch_size, packer.out_batch_size, packer.out_pseq_len) == (512, 16, 32 * 1024)
-    assert (packer.buffer_size, packer.pad_token_id, packer.mask_token_id) == (5120, -1, 0)
-    assert (packer.ignore_token_id, packer.mask_prob, packer.seed) == (-100, 0.3, 42)
+    assert packer.shape == BatchShape(512, 16, 32 * 1024, 5120)
+    assert (packer.labels.pad_token_id, packer.labels.mask_token_id, packer.labels.ignore_token_id) == (-1, 0, -100)
+    assert (packer.labels.mask_prob, packer.labels.seed) == (0.3, 42)
+    assert packer.policies == Policies(Tail.DROP, OverLong.ERROR)
 
 
 @pytest.mark.parametrize(
@@ -568,7 +594,10 @@ def test_from_composer_has_the_published_defaults() -> None:
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"max_seq_len": 0}, "max_seq_len=0"),
         ({"batch_size_warmup_min_size": 33, "batch_size_warmup_tokens": 1}, "batch_size_warmup_min_size=33"),
-        ({"batch_size_warmup_min_size": 0, "batch_size_warmup_tokens": 1}, "min_batch_size=0"),
+        (
+            {"batch_size_warmup_min_size": 0, "batch_size_warmup_tokens": 1},
+            "batch_size_warmup_min_size=0: must be at least 1",
+        ),
     ],
 )
 def test_from_composer_refuses_sizes_that_do_not_divide(sizes: dict[str, Any], message: str) -> None:

@@ -108,7 +108,7 @@ def test_anything_else_is_an_error_that_shows_it(source_batch: Any) -> None:
 @pytest.mark.parametrize("number", [None, "a", 1.5, 2**64])
 def test_a_document_without_a_number_is_an_error_where_numbers_are_wanted(number: Any) -> None:
     document = {"input_ids": [5, 6]} | ({} if number is None else {"document": number})
-    with pytest.raises(TypeError, match=f"need the number of each document.*got {number!r} for one"):
+    with pytest.raises(TypeError, match=f"need the number of each document.*one document has {number!r}"):
         flat_source_batch([{"input_ids": [1], "document": 4}, document], numbered=True)
     assert flat_source_batch([document]).numbers is None, "another column of that name does no harm"
 

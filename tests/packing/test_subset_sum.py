@@ -18,6 +18,7 @@ from composer_packing.packing.document_table import NO_ROW
 from composer_packing.packing.subset_sum import CANDIDATES, _move_up, place_subset_sum
 from tests.packing.test_best_fit import table
 from tests.test_benchmarks import loaded
+from tests.tools.packers import subset_sum
 
 
 def placed(lengths: list[int], rows: int, row_len: int) -> list[int]:
@@ -128,7 +129,7 @@ def test_a_document_that_n_others_wait_before_is_in_one_of_the_next_n_by_rows_pl
                 latest.update((int(n), len(given) + (int(n) - len(packed)) // packer.rows_per_batch) for n in numbers)
                 yield FlatSourceBatch(np.repeat(numbers, part), part)
 
-    packer = SubsetSumSequencePacker(
+    packer = subset_sum(
         *(Watched(), src_batch_size, 16, rows, 16, src_batch_size + extra_buffer),
         tail=Tail.CARRY,
         suppress_masking=True,

@@ -54,7 +54,7 @@ def test_what_is_known_of_a_document_stays_with_it() -> None:
     assert column(buffer, "epoch") == [4, 4, 4, 5, 5, 5]
     assert column(buffer, "serial") == [0, 1, 2, 3, 4, 5]
     buffer.emit(buffer.order[[5, 0, 3]], 4)
-    for _ in range(20):  # the arrays are made anew meanwhile
+    for _ in range(20):  # meanwhile new arrays are made
         buffer.append(FlatSourceBatch(np.array([1, 2]), np.array([1, 1]), np.array([8, 9])))
         buffer.emit(buffer.order[:3], 2)
     assert contents(buffer) == [[10], [4, 5, 6, 7], [5, 6, 7, 8]]

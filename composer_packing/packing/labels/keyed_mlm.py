@@ -1,14 +1,19 @@
-"""Masks that follow from seed, epoch, document and position, whatever row, batch or rank a token lies in.
+"""Keyed masks: they depend only on seed, epoch, document and position, not on the row, batch or rank of a token.
 
-Who is chosen and what becomes of it is as in `masking`, with two differences: special tokens are never
-hidden, and random words come from the whole vocabulary without them. The draw at a position is the output
-of SplitMix64 (Steele, Lea and Flood, 2014) at that step, for a generator whose state is a hash of the
-other three: its upper half says whether the token is chosen, its lower half which word takes its place. A
-token is chosen where its draw lies below the mask ratio in force: a lower ratio chooses some of those that
-a higher one does.
+The shares are those of `published_mlm`, with two differences. Special tokens are never hidden, and random words come
+from the whole vocabulary without the special tokens.
 
-Rows are filled and masked in one pass without a branch, a block of tokens at a time. What a document's last block
-holds too much is overwritten by what follows it.
+Each token gets 64 random bits::
+
+    seed, epoch, document number  -- hash -->  state of a SplitMix64 generator
+    position p                    ----------->  its output at step p + 1:  | upper 32 bits | lower 32 bits |
+                                                                            is it chosen?   which random word?
+
+(SplitMix64: Steele, Lea and Flood, 2014.) A token is chosen if its upper half, as a fraction, lies below the mask
+ratio in force. So a lower ratio chooses some of the tokens that a higher ratio chooses.
+
+A row is filled and masked in one pass without branches, `BLOCK` tokens at a time. The last block of a document may
+write beyond its end; the next document or the padding overwrites these slots.
 """
 
 import operator
@@ -26,7 +31,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _HALF = np.uint64(32)
 
 Runs = tuple[tuple[int, int], ...]
-"""Special ids as runs, in rising order: the first id and how many follow one another."""
+"""Special ids as runs of consecutive ids, in rising order: the first id of a run and the number of ids."""
 
 
 @compiled
@@ -49,7 +54,7 @@ def _write_masked(
     ids: NDArray[np.int64],
     labels: NDArray[np.int64],
 ) -> None:
-    """Copy tokens to `ids` and mask them; all arrays are equally long."""
+    """Copy tokens to `ids` and mask them. All arrays have the same length."""
     hidden, swapped, chosen = thresholds
     for i in range(len(ids)):
         token = np.int64(tokens[i])
@@ -82,7 +87,7 @@ def _fill_masked(
     labels: NDArray[np.int64],
     attention_mask: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Write the rows and give the number of targets of each."""
+    """Write the rows. Returns the number of targets of each row."""
     rows, row_len = input_ids.shape
     ids, targets = input_ids.reshape(-1), labels.reshape(-1)
     num_targets = np.zeros(rows, np.int64)
@@ -122,17 +127,17 @@ def _fill_masked(
 
 
 class KeyedMasking:
-    """Masked-language-model labels from seed, epoch, document and position.
+    """Masked-language-model labels that depend only on seed, epoch, document and position. This module has a picture.
 
     Args:
         seed: at least 0 and below 2**64.
-        vocab_size: ids of documents lie below it, as it below 2**32; random words are drawn from it.
-        special_token_ids: ids that are neither hidden nor drawn, the mask token among them. Ids that follow one
-            another cost no more than one.
+        vocab_size: all ids of documents lie below this number, and random words are drawn below it; below 2**32.
+        special_token_ids: ids that are never hidden nor drawn. The mask token must be one of them. A run of consecutive
+            ids costs no more time than one id.
 
     Raises:
         ValueError: a value is out of range, or no word is left to draw.
-        TypeError: a value is no int.
+        TypeError: a value is not an int.
     """
 
     def __init__(self, seed: int, vocab_size: int, special_token_ids: Iterable[int]) -> None:
@@ -170,19 +175,19 @@ class KeyedMasking:
         labels: NDArray[np.int64],
         attention_mask: NDArray[np.int64],
     ) -> NDArray[np.int64]:
-        """Write the documents of each row end to end, masked, and pad the rest. Padding is no target.
+        """Write the documents of each row one after the other, masked, and pad the rest. Padding is never a target.
 
         Args:
-            tokens: all documents' tokens, below `vocab_size`, and `BLOCK` more of any value.
+            tokens: the tokens of all documents, each below `vocab_size`, and `BLOCK` more slots of any value.
             documents: the table.
-            layout: which of them lie in which row.
-            pad_token: what stands in the slots no document holds.
-            mask_prob: share of tokens that are chosen, 0 to 1; special tokens are passed over.
+            layout: which documents lie in which row.
+            pad_token: stands in slots that hold no document.
+            mask_prob: share of the tokens that are chosen, 0 to 1. Special tokens are never chosen.
             mask_token: id of the mask token.
-            ignore_index: label of what is no target.
-            input_ids: int64 `(rows, row_len)`, written whole.
+            ignore_index: label of a slot that is not a target.
+            input_ids: int64 `(rows, row_len)`, all of it is written.
             labels: the same.
-            attention_mask: the same: 1 where a document's token lies.
+            attention_mask: the same: 1 for a token of a document, else 0.
 
         Returns:
             int64 `(rows,)`, targets of each row.

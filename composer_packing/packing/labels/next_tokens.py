@@ -1,14 +1,14 @@
-"""Next-token labels: what each token of a document predicts, for causal training and fine-tuning on responses.
+"""Next-token labels: what each token of a document predicts, for causal training and for fine-tuning on responses.
 
-The label of a token is the token that follows it in its document, so that a model must not shift again. The last
-one of a document has no label, and none comes from another document. Where there is a loss mask, a label is kept if
-the token it names is to be learned. Documents `a b c` and `d e f g` without one, and with one::
+The label of a token is the next token of its document. So the model must not shift labels again. The last token of a
+document has no label, and no label comes from another document. If there is a loss mask, a label is kept only if the
+labelled token is to be learned. Documents `a b c` and `d e f g`, without a loss mask and with one::
 
     input_ids   a  b  c  d  e  f  g  .        input_ids   a  b  c  d  e  f  g  .
                                               loss mask   0  1  1  0  0  1  1
     labels      b  c  -  e  f  g  -  -        labels      b  c  -  -  f  g  -  -
 
-A piece of a longer document predicts with its last token what follows in the next piece.
+If a long document is split, the last token of a piece predicts the first token of the next piece.
 """
 
 import numpy as np
@@ -19,8 +19,8 @@ from composer_packing.packing.document_table import NO_TOKEN, DocumentTable, Los
 
 
 @compiled
-def _write_learned(tokens: Tokens, loss_mask: LossMask, ignore_index: int, labels: NDArray[np.int64]) -> int:
-    """Copy those tokens to `labels` that are to be learned, and give their number; all arrays are equally long."""
+def _write_tokens_to_learn(tokens: Tokens, loss_mask: LossMask, ignore_index: int, labels: NDArray[np.int64]) -> int:
+    """Copy the tokens to learn to `labels`. Returns their number. All arrays have the same length."""
     count = 0
     for i in range(len(labels)):
         is_target = loss_mask[i] != 0
@@ -39,16 +39,16 @@ def write_next_tokens(
     ignore_index: int,
     labels: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Write the labels of rows that `packing.fill_rows` fills. Padding is no target.
+    """Write the labels of rows that `layout.fill_rows` fills. Padding is never a target.
 
     Args:
-        tokens: all documents' tokens.
-        loss_mask: theirs, or empty.
+        tokens: the tokens of all documents.
+        loss_mask: the loss mask of these tokens, or empty.
         documents: the table.
         placed: `Layout.documents`.
         first: `Layout.first`.
-        ignore_index: label of what is no target.
-        labels: int64 `(rows, row_len)`, written whole.
+        ignore_index: label of a slot that is not a target.
+        labels: int64 `(rows, row_len)`, all of it is written.
 
     Returns:
         int64 `(rows,)`, targets of each row.
@@ -64,7 +64,9 @@ def write_next_tokens(
                 of_row[at:last] = tokens[start:end]
                 targets += document.length - 1
             else:
-                targets += _write_learned(tokens[start:end], loss_mask[start:end], ignore_index, of_row[at:last])
+                targets += _write_tokens_to_learn(
+                    tokens[start:end], loss_mask[start:end], ignore_index, of_row[at:last]
+                )
             has_next = document.next_token != NO_TOKEN
             of_row[last] = document.next_token if has_next else ignore_index
             targets += has_next

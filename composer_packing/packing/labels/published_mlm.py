@@ -1,9 +1,8 @@
-"""Masked-language-model labels: which tokens are hidden, what stands in their place, what to predict.
+"""Masks of the published packer: which tokens are hidden, what replaces them, and what is to be predicted.
 
-A token is chosen with probability `mask_prob`. Of the chosen, 80 % become the mask token, 10 % a random
-word and 10 % stay as they are; all of them are targets (Devlin et al., 2019, "BERT"). The draws come from
-a numpy generator in the order the published ModernBERT packer makes them, so that the same seed gives the
-same batches.
+A token is chosen with probability `mask_prob`. Of the chosen tokens 80 % become the mask token, 10 % become a random
+word and 10 % stay. All chosen tokens are targets (Devlin et al., 2019, "BERT"). The numpy generator is asked for the
+same numbers in the same order as in the published ModernBERT packer. So the same seed gives the same batches.
 """
 
 from typing import Any
@@ -16,7 +15,7 @@ from composer_packing.common.jit import compiled
 
 
 @compiled
-def _hide(
+def _write_mask_tokens(
     draws: NDArray[np.float64],
     mask_prob: float,
     mask_token: int,
@@ -25,7 +24,7 @@ def _hide(
     ids: NDArray[np.int64],
     labels: NDArray[np.int64],
 ) -> int:
-    """Write labels and mask tokens (arrays are flat); give the largest id that is left."""
+    """Write labels and mask tokens into flat arrays. Returns the largest id after that."""
     largest = -1
     for i in range(len(ids)):
         chosen = draws[i] < mask_prob
@@ -37,8 +36,10 @@ def _hide(
 
 
 @compiled
-def _swap(draws: NDArray[np.float64], mask_prob: float, words: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
-    """Write the random words (arrays are flat)."""
+def _write_random_words(
+    draws: NDArray[np.float64], mask_prob: float, words: NDArray[np.int64], ids: NDArray[np.int64]
+) -> None:
+    """Write the random words into a flat array."""
     for i in range(len(ids)):
         if mask_prob * 0.8 <= draws[i] < mask_prob * 0.9:
             ids[i] = words[i]
@@ -53,27 +54,29 @@ def mask_in_place(
     rng: np.random.Generator,
     labels: NDArray[np.int64],
 ) -> None:
-    """Mask `ids` where they lie and write the labels.
+    """Mask `ids` in place and write their labels.
 
-    Padding is masked like any token, as in the published packer, but is never a target. Random words run
-    from 0 to the largest id in the batch after the mask tokens are in.
+    As in the published packer, padding is masked like any token, but is never a target. Random words are drawn from 0
+    to the largest id that the batch holds after the mask tokens were written.
 
     Args:
         ids: int64, any shape, C-contiguous; changed in place.
-        is_token: bool or 0 and 1, same shape: where a document's token lies.
-        mask_prob: share of tokens that are chosen, 0 to 1.
+        is_token: bool, or 0 and 1, same shape: which slots hold a token of a document.
+        mask_prob: share of the tokens that are chosen, 0 to 1.
         mask_token: id of the mask token.
-        ignore_index: label of what is no target.
+        ignore_index: label of a slot that is not a target.
         rng: draws `random(shape)` and then `integers(0, largest + 1, shape)`.
-        labels: int64, same shape, C-contiguous; written.
+        labels: int64, same shape, C-contiguous; all of it is written.
     """
     if ids.size == 0:
         return
     draws: NDArray[np.float64] = np.asarray(rng.random(ids.shape)).reshape(-1)
     flat = ids.reshape(-1)
-    largest = _hide(draws, mask_prob, mask_token, ignore_index, is_token.reshape(-1), flat, labels.reshape(-1))
+    largest = _write_mask_tokens(
+        draws, mask_prob, mask_token, ignore_index, is_token.reshape(-1), flat, labels.reshape(-1)
+    )
     words: NDArray[np.int64] = np.asarray(rng.integers(0, largest + 1, ids.shape))
-    _swap(draws, mask_prob, words.reshape(-1), flat)
+    _write_random_words(draws, mask_prob, words.reshape(-1), flat)
 
 
 def mlm_masking(
@@ -84,18 +87,18 @@ def mlm_masking(
     ignore_index: int = -100,
     np_rng: np.random.Generator | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Masked copy of `seq` and its labels, the ported signature.
+    """A masked copy of `seq` and its labels. The signature is the published one.
 
     Args:
         seq: integers, any shape.
-        mask_prob: share of tokens that are chosen, 0 to 1.
+        mask_prob: share of the tokens that are chosen, 0 to 1.
         mask_token: id of the mask token.
         pad_token: id that is never a target.
-        ignore_index: label of what is no target.
-        np_rng: generator of the draws; a fresh unseeded one where none is given.
+        ignore_index: label of a slot that is not a target.
+        np_rng: generator of the random numbers. None for a new one without a seed.
 
     Returns:
-        `(masked, labels)`, int64, each of the shape of `seq`.
+        `(masked, labels)`, both int64 with the shape of `seq`.
 
     Raises:
         ValueError: `mask_prob` is not between 0 and 1.
