@@ -14,7 +14,7 @@ from composer.utils import dist
 from torch.utils.data import IterableDataset
 
 from composer_packing.batch.contract import Batch
-from composer_packing.batch.lockstep import Lockstep
+from composer_packing.batch.lockstep import Lockstep, LockstepState
 from composer_packing.common.errors import ConfigError
 from composer_packing.common.snapshots import differences, share_of
 from composer_packing.config.schema import TrainConfig
@@ -62,7 +62,7 @@ class DataState(TypedDict):
     """
 
     settings: dict[str, Any]
-    ranks: list[dict[str, Any]]
+    ranks: list[LockstepState]
 
 
 class PackedDataset(IterableDataset[Batch]):
@@ -150,7 +150,7 @@ class PackedDataset(IterableDataset[Batch]):
             batches=timestamp.batch.value,  # a batch counts on every rank
         )
 
-    def _resume(self, ranks: list[dict[str, Any]]) -> None:
+    def _resume(self, ranks: list[LockstepState]) -> None:
         assert self._lockstep is not None
         rank, world_size = dist.get_global_rank(), dist.get_world_size()
         if len(ranks) == world_size and self._lockstep.has_same_shares(ranks[0]):
