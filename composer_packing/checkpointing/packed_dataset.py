@@ -1,7 +1,7 @@
-"""Going on from a checkpoint under Composer: what it keeps of the data's place, and who may go on from it.
+"""The position of a run in its data: how Composer saves it, and how a run resumes from it.
 
-The place of every rank is in the checkpoint, at `["state"]["dataset_state"]["train"]`: `"version"`, `"settings"`, what
-batches follow from, and `"ranks"`, the state of each rank's `Lockstep`.
+A checkpoint holds the position of every rank at `["state"]["dataset_state"]["train"]`, as a `DataState`. Composer saves
+and restores what the dataset of a `DataLoader` gives it, so the batches are wrapped in a dataset.
 """
 
 import logging
@@ -16,41 +16,24 @@ from torch.utils.data import IterableDataset
 from composer_packing.batch.contract import Batch
 from composer_packing.batch.lockstep import Lockstep, LockstepState
 from composer_packing.common.errors import ConfigError
+from composer_packing.common.resume import Resume, keys_that_are
 from composer_packing.common.snapshots import differences, share_of
 from composer_packing.config.schema import TrainConfig
 from composer_packing.packing.sequence_packer import STATE_VERSION
 
 log = logging.getLogger(__name__)
 
-FOLLOWED = (
-    "objective",
-    "max_seq_len",
-    "global_train_batch_size",
-    "device_train_microbatch_size",
-    "mlm_probability",
-    "seed",
-    "train_loader.packing_strategy",
-    "train_loader.packing_buffer_size",
-    "train_loader.batch_size_warmup_min_size",
-    "train_loader.batch_size_warmup_tokens",
-    "train_loader.masking_ratio_cooldown_tokens",
-    "train_loader.masking_ratio_cooldown_start_tokens",
-    "train_loader.final_masking_ratio",
-    "train_loader.masking_cooldown_schedule_type",
-    "train_loader.masking_ratio_step_size",
-)
-"""Keys of an experiment that batches follow from."""
-
 
 def settings_that_must_match(config: TrainConfig, tokenizer: str, data: str) -> dict[str, Any]:
-    """What must be the same for batches to be those that the run would have had.
+    """Return the settings from which the batches of a run follow. A checkpoint with other settings is refused.
 
     Args:
         config: the run, its durations resolved.
         tokenizer: fingerprint of the tokenizer.
         data: fingerprint of the documents.
     """
-    return {key: attrgetter(key)(config) for key in FOLLOWED} | {"tokenizer": tokenizer, "data": data}
+    settings = {key: attrgetter(key)(config) for key in keys_that_are(TrainConfig, Resume.BATCHES)}
+    return settings | {"tokenizer": tokenizer, "data": data}
 
 
 class DataState(TypedDict):
@@ -68,8 +51,7 @@ class DataState(TypedDict):
 class PackedDataset(IterableDataset[Batch]):
     """The dataset that Composer trains on. Its items are packed batches, not documents.
 
-    A `DataLoader` can only take batches from a dataset, and Composer saves and restores only what the dataset of a
-    `DataLoader` gives it. This class adds both to batches and leaves them as they are.
+    A `DataLoader` with `batch_size=None` takes them as they are.
 
     Args:
         batches: gives the batches of an epoch at every `iter()`. Checkpoints hold the position of a `Lockstep` whose
