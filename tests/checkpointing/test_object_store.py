@@ -117,13 +117,13 @@ def test_one_rank_goes_on_from_a_store_also_where_sigterm_was_sent_to_all_its_pr
         out = process.stdout.read()
         assert time.monotonic() - told < 30
         assert process.wait(60) == 143
-    stopped = re.search(r"stopped    by SIGTERM behind batch (\d+); the same command goes on from (\S+)", out)
+    stopped = re.search(r"stopped    by SIGTERM after batch (\d+); the same command resumes from (\S+)", out)
     assert stopped, out
     assert stopped[2] == f"s3://runs/stored/ep0-ba{stopped[1]}-rank0.pt"
 
     done = run(COMPOSER, "train.py", "yamls/pretrain.yaml", *keys, f"data.cache_folder={cache}")
     assert done.code == 0, done.err
     assert "1 x cpu" in done.out
-    assert f"resumed    behind batch {stopped[1]}, from {stopped[2]}" in done.out
+    assert f"resumed    after batch {stopped[1]}, from {stopped[2]}" in done.out
     assert re.search(r"checkpoint +s3://runs/stored/ep0-ba\d+-rank0.pt", done.out)
     assert len(addresses_in("s3://runs/stored")) > 2
