@@ -7,6 +7,7 @@ Functions here take and return plain Python values. They know nothing of packing
 - `durations`: durations such as `1000tok` or `0.1dur`, and the table of their units.
 - `snapshots`: the methods by which every stage saves its state and resumes from it.
 - `jit`: how the functions that move tokens are compiled.
+- `addresses`: paths on this machine and addresses in an object store.
 - `folders`: folders that are built once and appear whole or not at all, and file locks.
 - `processes`: how a process obeys its parent, and how it ends with the right exit code.
 """

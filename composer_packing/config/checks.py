@@ -2,6 +2,7 @@
 
 from operator import attrgetter
 
+from composer_packing.common.addresses import is_address
 from composer_packing.common.errors import ConfigError
 from composer_packing.config.schema import PRECISIONS, EvalLoaderConfig, TrainConfig, TrainLoaderConfig
 from composer_packing.config.sources import (
@@ -168,7 +169,7 @@ def _check_load_path(config: TrainConfig) -> None:
     keep = config.save_num_checkpoints_to_keep
     if keep == 0 or keep < -1:
         raise ConfigError(f"save_num_checkpoints_to_keep={keep}: must be at least 1, or -1 for all")
-    if keep != -1 and "://" in config.save_folder:
+    if keep != -1 and is_address(config.save_folder):
         raise ConfigError(f"save_num_checkpoints_to_keep={keep}: an object store keeps all; leave it out")
 
 

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from composer_packing.checkpointing.object_store import is_in_store
+from composer_packing.common.addresses import is_address
 from composer_packing.common.durations import UNITS, Duration, parse_duration
 from composer_packing.config.schema import TrainConfig
 from composer_packing.data.open_source import Source, Split
@@ -153,7 +153,7 @@ def finished_line(config: TrainConfig, goes_on: bool, loss: float | None = None)
     evaluated = "" if loss is None else f"evaluation loss      {loss:.3f}\n"
     if not goes_on:
         other = "a longer max_duration continues from there, load_weights_only=true starts again with its weights"
-    elif is_in_store(config.save_folder):
+    elif is_address(config.save_folder):
         other = "another run_name trains from the beginning"
     else:
         other = "another run_name or save_overwrite=true trains from the beginning"
@@ -173,7 +173,7 @@ def stopped_line(config: TrainConfig, batch: int, checkpoint: str | None) -> str
         return f"{stopped}; there is no checkpoint yet"
     if config.resumes:
         return f"{stopped}; the same command resumes from {checkpoint}"
-    name = "another run_name and " if is_in_store(config.save_folder) else ""
+    name = "another run_name and " if is_address(config.save_folder) else ""
     return f"{stopped}; resume with {name}load_path={checkpoint}"
 
 

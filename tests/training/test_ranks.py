@@ -141,6 +141,6 @@ def test_ranks_of_different_lengths_hand_over_the_same_number_of_batches_and_los
     for rank in ranks:
         assert rank["ten against eleven"] == [list(range(at, at + 10)) for at in (0, 10, 20)]
         assert rank["one against thirty"] == [[0], [1], [2]]
-        # The second rank has 0, 2, 0, 1, 0 and 2 batches. If it has none, the epoch continues with the batches of its next.
+        # The second rank has 0, 2, 0, 1, 0 and 2 batches. An epoch without any continues with those of the next.
         assert rank["sometimes none"] == [[0, 1], [2], [3, 4]]
         assert rank["threads"] == []
