@@ -23,7 +23,7 @@ SHORTEST_SEQ_LEN = 8
 """Room for [CLS], [SEP] and a few words. Shorter sequences hold nothing to learn from."""
 
 MOST_WORKERS = 256
-"""Worker processes of a rank. A larger number is a slip of the pen."""
+"""Worker processes of a rank. A larger number is taken for a typing mistake."""
 
 Count = Annotated[int, Range(at_least=1, below=LARGEST)]
 NotNegative = Annotated[float, Range(at_least=0, below=LARGEST)]
