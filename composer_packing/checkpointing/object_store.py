@@ -7,15 +7,11 @@ from pathlib import Path, PurePosixPath
 
 from composer.utils import get_file, maybe_create_object_store_from_uri, parse_uri, validate_credentials
 
+from composer_packing.common.addresses import is_address
 from composer_packing.common.errors import ConfigError, one_line
 
 PROBE = ".credentials_validated_successfully"
 """What Composer writes at the root of a bucket to see whether it can."""
-
-
-def is_in_store(path: str) -> bool:
-    """Whether Composer takes a path for an address, as `s3://bucket/folder`."""
-    return bool(parse_uri(path)[0])
 
 
 def check_store(save_folder: str) -> None:
@@ -58,7 +54,7 @@ def local_copy(load_path: str) -> Iterator[Path]:
         ConfigError: what is in the store cannot be copied.
     """
     path = load_path.replace("{rank}", "0")
-    if not is_in_store(path):
+    if not is_address(path):
         yield Path(path)
         return
     with tempfile.TemporaryDirectory() as folder:

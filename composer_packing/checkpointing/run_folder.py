@@ -21,8 +21,9 @@ from filelock import FileLock, Timeout
 
 from composer_packing.checkpointing.find import is_whole, last_checkpoint, latest_of
 from composer_packing.checkpointing.identity import Checkpoint, read_checkpoint
-from composer_packing.checkpointing.object_store import addresses_in, check_store, is_in_store, local_copy
+from composer_packing.checkpointing.object_store import addresses_in, check_store, local_copy
 from composer_packing.checkpointing.sigterm import StopAtSigterm
+from composer_packing.common.addresses import is_address
 from composer_packing.common.errors import ConfigError
 from composer_packing.config.schema import TrainConfig
 
@@ -43,7 +44,7 @@ def check_save_folder(save_folder: str) -> None:
     Args:
         save_folder: as Composer takes it, with `{run_name}` and the like; in an object store a small object is written.
     """
-    if is_in_store(save_folder):
+    if is_address(save_folder):
         _on_first_rank(lambda: check_store(save_folder))
     else:
         _make(Path(*itertools.takewhile(lambda part: "{" not in part, Path(save_folder).parts)), save_folder)
@@ -76,7 +77,7 @@ class RunFolder:
 
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
-        self._is_in_store = is_in_store(config.save_folder)
+        self._is_in_store = is_address(config.save_folder)
         self._lock: FileLock | None = None
         last = _on_first_rank(self._last)
         self.goes_on = last is not None

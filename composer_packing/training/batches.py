@@ -1,4 +1,9 @@
-"""From documents and configuration to the packed batches that a rank trains on."""
+"""From documents to the packed batches that a rank trains on.
+
+::
+
+    documents -> DocumentLoader -> source batches -> packer -> batches -> Lockstep -> trainer
+"""
 
 from collections.abc import Iterable
 
@@ -32,18 +37,18 @@ PACKERS: dict[PackingStrategy, type[SequencePacker]] = {
 def train_batches(
     documents: Documents, config: TrainConfig, vocabulary: Vocabulary, pin_memory: bool = False
 ) -> Lockstep:
-    """This rank's share of the documents, shuffled anew each epoch, packed on a background thread.
+    """Pack this rank's share of the documents on a background thread, in another order each epoch.
 
-    Worker processes are started here, before that thread is.
+    Worker processes start here, before the thread does.
 
     Args:
-        documents: what all ranks share.
-        config: the run, its durations resolved.
+        documents: the documents of all ranks.
+        config: the run, with its durations resolved.
         vocabulary: of their tokenizer.
         pin_memory: put batches into pinned memory, for a GPU.
 
     Raises:
-        ConfigError: the packer does not take the settings.
+        ConfigError: the packer refuses the settings.
     """
     schedules = schedule_settings(config)
     try:
@@ -76,7 +81,7 @@ def schedule_settings(config: TrainConfig) -> ScheduleSettings:
 
 
 def document_loader(documents: Documents, config: TrainConfig) -> DocumentLoader:
-    """What reads this rank's share of the documents; its worker processes are started here, if it has any."""
+    """Loader of this rank's share of the documents. Its worker processes, if it has any, start here."""
     rank, world_size, ranks_of_node = dist.get_global_rank(), dist.get_world_size(), dist.get_local_world_size()
     batch_size, settings = config.device_batch_size(world_size), config.train_loader
     batches: NumberBatches | WantedBatches
@@ -100,7 +105,21 @@ def make_packer(
     schedules: ScheduleSettings | None = None,
     pin_memory: bool = False,
 ) -> SequencePacker:
-    """The packer of a run, over source batches of one rank."""
+    """Make the packer that the configuration asks for.
+
+    Args:
+        source: gives source batches of this rank.
+        config: the run, with its durations resolved.
+        vocabulary: of the tokenizer.
+        mask_prob: share of the tokens to predict, if the objective is mlm.
+        mask_seed: seed of the masks.
+        tail: what becomes of the documents that are left at the end of an epoch.
+        schedules: what changes during the training; None for constant sizes and masks.
+        pin_memory: put batches into pinned memory, for a GPU.
+
+    Raises:
+        ValueError: the packer refuses the settings.
+    """
     batch_size = config.device_batch_size(dist.get_world_size())
     shape = BatchShape(
         src_batch_size=batch_size,

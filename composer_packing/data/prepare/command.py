@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from composer_packing.common.addresses import is_address
 from composer_packing.common.errors import ConfigError, join_lines
 from composer_packing.common.folders import build_once
 from composer_packing.config.sources import DOCUMENT_PER, ON_ERROR
@@ -63,7 +64,7 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
     train = find_files(options.inputs)
     val = find_files(options.val) if options.val else []
     check_apart(train, val)
-    if "://" in options.out or not options.out.isprintable():
+    if is_address(options.out) or not options.out.isprintable():
         raise ConfigError(f"out={options.out!r}: is no name of a folder here; give one, and copy it where it should be")
     smallest = 256 + len(SPECIAL_TOKENS)
     if options.train_tokenizer is not None and options.train_tokenizer < smallest:

@@ -14,6 +14,7 @@ from streaming import Stream
 from streaming.base.storage.download import CloudDownloader
 from streaming.base.world import World
 
+from composer_packing.common.addresses import is_address
 from composer_packing.common.errors import ConfigError, one_line
 from composer_packing.common.folders import locked
 from composer_packing.config.sources import StreamConfig, StreamingConfig
@@ -115,7 +116,7 @@ def local_folder(stream: StreamConfig, cache_folder: Path) -> Path:
 
 def _place(folder: str) -> str:
     """One name for a folder, however it is written."""
-    return folder.rstrip("/") if "://" in folder else os.path.realpath(folder)
+    return folder.rstrip("/") if is_address(folder) else os.path.realpath(folder)
 
 
 def _stream(name: str, config: StreamConfig, split: str, cache_folder: Path) -> Stream:
