@@ -18,7 +18,7 @@ from streaming.base.compression import decompress
 from torch.utils.data import DataLoader, Dataset
 
 from composer_packing.common.errors import ConfigError
-from composer_packing.data.mds.column import MdsColumn
+from composer_packing.data.mds.column import PROBLEMS, MdsColumn
 from tests.tools import ROOT
 
 INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
@@ -206,7 +206,7 @@ def test_so_are_floats_and_items_of_bytes_that_are_no_integers(sound: Path, tmp_
         "FOLDER: ids is ndarray:float32; it must be str, bytes or ndarray of integers"
     )
     assert error_of(lambda: MdsColumn(unknown, ["ids"]), unknown) == (
-        "FOLDER/shard.00000.mds: ids of sample 0 has dtype 34, no integer type"
+        "FOLDER/shard.00000.mds: ids of sample 0 has dtype mark 34; it must hold integers"
     )
     assert error_of(lambda: MdsColumn(sound, ["c"], bytes_dtype="float32"), sound) == (
         f"bytes_dtype=float32: must be one of {', '.join([*INTEGERS[::2], *INTEGERS[1::2]])}"
@@ -277,7 +277,7 @@ def test_a_size_that_is_not_that_of_the_shape_is_an_error(tmp_path: Path) -> Non
     for file in folder.iterdir():  # as long as it was, so that nothing else is wrong
         file.write_bytes(file.read_bytes().replace(b"ndarray:uint16:3", b"ndarray:uint16:4"))
     assert error_of(lambda: MdsColumn(folder, ["ids"]), folder) == (
-        "FOLDER/index.json: ndarray:uint16:4 cannot have 6 bytes; write it anew"
+        "FOLDER/index.json: ndarray:uint16:4 cannot have 6 bytes; write the shards again"
     )
 
 
@@ -286,15 +286,16 @@ def test_a_sample_of_another_dtype_than_the_first_is_an_error_that_names_it(tmp_
     column = MdsColumn(written(tmp_path / "mds", "ndarray", values, size_limit=1 << 16), ["ids"])
     assert column.gather(np.array([1, 0]))[1].tolist() == [6, 6]
     assert error_of(lambda: column.gather(np.array([1, 2, 0])), tmp_path / "mds") == (
-        "FOLDER/shard.00000.mds: ids of sample 2 has another dtype than the first sample; write it anew"
+        "FOLDER/shard.00000.mds: ids of sample 2 has a dtype that differs from that of the first sample; write the "
+        "shards again"
     )
 
 
 def test_bytes_that_are_no_whole_items_are_an_error_that_names_the_sample(tmp_path: Path) -> None:
     column = MdsColumn(written(tmp_path / "mds", "bytes", [bytes(8), bytes(9)]), ["ids"])
     assert error_of(lambda: column.gather(np.arange(2)), tmp_path / "mds") == (
-        "FOLDER/shard.00000.mds: ids of sample 1 has not the bytes of whole items, or not those of its shape; "
-        "write it anew"
+        "FOLDER/shard.00000.mds: ids of sample 1 does not have the bytes of whole items, or not those of its "
+        "shape; write the shards again"
     )
 
 
@@ -315,7 +316,8 @@ def test_bytes_that_are_no_whole_items_are_an_error_that_names_the_sample(tmp_pa
 )
 def test_a_shape_that_is_not_that_of_the_items_is_an_error(tmp_path: Path, value: bytes) -> None:
     column = MdsColumn(written(tmp_path / "mds", "ndarray", [np.ones(1, np.uint16), value]), ["ids"])
-    assert "ids of sample 1 has" in error_of(lambda: column.gather(np.arange(2)), tmp_path)
+    error = error_of(lambda: column.gather(np.arange(2)), tmp_path)
+    assert any(f"ids of sample 1 {problem}" in error for problem in PROBLEMS.values())
 
 
 def flipped(content: bytes, rng: np.random.Generator, up_to: int) -> bytes:
