@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 from composer_packing.common.errors import ConfigError
 from composer_packing.common.jit import compiled
 from composer_packing.config.sources import BYTES_DTYPES
-from composer_packing.data.mds.shards import INDEX, expect_random_reads, map_shard, shards_in
+from composer_packing.data.mds.shards import INDEX, expect_random_reads, map_shard, read_index
 
 DTYPES = {8 * np.dtype(name).itemsize + (np.dtype(name).kind == "i"): name for name in BYTES_DTYPES}
 """The integer types by dtype mark: the byte that stands for the type at the start of an `ndarray`."""
@@ -94,7 +94,7 @@ class MdsColumn:
     def __init__(self, folder: Path, names: Sequence[str], bytes_dtype: str = "int64") -> None:
         if bytes_dtype not in DTYPES.values():
             raise ConfigError(f"bytes_dtype={bytes_dtype}: must be one of {', '.join(DTYPES.values())}")
-        shards = shards_in(folder)
+        shards = read_index(folder)
         columns = shards[0].columns
         column = next((i for name in names for i in range(len(columns)) if columns[i][0] == name), None)
         if column is None:
