@@ -36,10 +36,10 @@ from composer_packing.config.sources import StreamConfig, StreamingConfig
 from composer_packing.data.docstrings.extract import documents, source_files
 from composer_packing.data.document_loader import DocumentLoader
 from composer_packing.data.mds.documents import MdsDocuments
-from composer_packing.data.share_sampler import NumberBatches, ShareSampler
+from composer_packing.data.share_sampler import ShareSampler
 from composer_packing.data.streams.documents import StreamedDocuments
 from composer_packing.data.streams.index import open_streams
-from composer_packing.data.streams.sampler import StreamSampler, WantedBatches
+from composer_packing.data.streams.sampler import StreamSampler
 from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, train_tokenizer
 
 SIZE, ROUNDS, VOCAB_SIZE, NUM_DOCUMENTS = 512, 3, 4096, 100_000
@@ -69,7 +69,7 @@ def plain(folder: Path, tokenizer: Tokenizer, num_workers: int) -> Iterator[int]
 def mds(folder: Path, tokenizer: TextTokenizer, num_workers: int) -> DocumentLoader:
     read = MdsDocuments(folder, tokenizer)
     sampler = ShareSampler(read, 1, 0, 17)
-    return DocumentLoader(read, sampler, NumberBatches(sampler, SIZE), num_workers, 2)
+    return DocumentLoader(read, sampler, SIZE, num_workers, 2)
 
 
 def mds_read(folder: Path, tokenizer: TextTokenizer, num_workers: int) -> Iterator[int]:
@@ -95,7 +95,7 @@ def streaming_read(folder: Path, tokenizer: TextTokenizer, num_workers: int) -> 
     settings = StreamingConfig(streams={"all": StreamConfig(local=str(folder.parent), train=folder.name)})
     read = StreamedDocuments(open_streams(settings, "train", folder, 17), settings, tokenizer)
     sampler = StreamSampler(read, 1, 0, 1, 17)
-    for batch in DocumentLoader(read, sampler, WantedBatches(sampler, read, SIZE), num_workers, 2):
+    for batch in DocumentLoader(read, sampler, SIZE, num_workers, 2):
         yield len(batch.tokens)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from composer_packing.data.share_sampler import ALL
+from composer_packing.data.share_sampler import WHOLE_SHARE
 from composer_packing.packing.token_account import TokenAccount
 from composer_packing.packing.waiting_buffer import as_bytes, tokens_in
 
@@ -78,7 +78,8 @@ def _deals(sources: Sequence[State]) -> dict[int, list[Any]]:
     deals = {epoch: list(earlier) for source in sources for epoch, earlier in source["deals"].items()}
     for epoch in range(min(epochs), max(epochs) + 1):
         read = [
-            ALL if source["epoch"] > epoch else source["read"] if source["epoch"] == epoch else 0 for source in sources
+            WHOLE_SHARE if source["epoch"] > epoch else source["read"] if source["epoch"] == epoch else 0
+            for source in sources
         ]
         deals.setdefault(epoch, []).append([sources[0]["ranks_per_node"], read])
     return deals

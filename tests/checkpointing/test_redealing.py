@@ -15,7 +15,7 @@ from composer_packing.batch.contract import Batch
 from composer_packing.checkpointing.redealing import has_the_same_shares, redeal
 from composer_packing.data.array_documents import DocumentDataset
 from composer_packing.data.document_loader import DocumentLoader
-from composer_packing.data.share_sampler import ALL, Deal, NumberBatches, ShareSampler
+from composer_packing.data.share_sampler import WHOLE_SHARE, EarlierDeal, ShareSampler
 from tests.tools.ranks_resuming import COUNT, EPOCHS, STOPS
 from tests.tools.reference import originals
 from tests.tools.resumed import saved_and_read
@@ -33,7 +33,7 @@ def numbered(count: int) -> DocumentDataset:
 
 def packer_of(documents: DocumentDataset, rank: int, world_size: int) -> SequencePacker:
     sampler = ShareSampler(documents, world_size, rank, seed=2)
-    loader = DocumentLoader(documents, sampler, NumberBatches(sampler, 3), 0, 1)
+    loader = DocumentLoader(documents, sampler, 3, 0, 1)
     return SubsetSumSequencePacker(
         *(loader, 3, 16, 2, 16, 9, 0, 4), tail=Tail.CARRY, keyed_masking=MASKING, world_size=world_size
     )
@@ -118,7 +118,7 @@ def test_dealing_again_by_hand() -> None:
     """Five documents on two ranks in epoch 0: the first has read two of three, the second none of two."""
     sampler = ShareSampler(range(5), 1, 0, seed=3)
     order = sampler.numbers().tolist()
-    sampler.deals = {0: [Deal(2, (2, 0))], 1: [Deal(2, (ALL, 1))]}
+    sampler.deals = {0: [EarlierDeal(2, (2, 0))], 1: [EarlierDeal(2, (WHOLE_SHARE, 1))]}
     assert sampler.numbers().tolist() == [order[1], order[3], order[4]]
     sampler.set_epoch(1)
     (second,) = [ShareSampler(range(5), 1, 0, seed=3)]
