@@ -13,11 +13,11 @@ from composer_packing.batch.lockstep import Lockstep
 from composer_packing.common.errors import ConfigError
 from composer_packing.config.schedules import batch_size_warmup, mask_ratio_cooldown
 from composer_packing.config.schema import TrainConfig
-from composer_packing.data.document_loader import DocumentLoader, num_workers_of
+from composer_packing.data.document_loader import DocumentLoader, choose_num_workers
 from composer_packing.data.open_source import Documents
-from composer_packing.data.share_sampler import NumberBatches, ShareSampler
+from composer_packing.data.share_sampler import ShareSampler
 from composer_packing.data.streams.documents import StreamedDocuments
-from composer_packing.data.streams.sampler import StreamSampler, WantedBatches
+from composer_packing.data.streams.sampler import StreamSampler
 from composer_packing.data.tokenizer import Vocabulary
 from composer_packing.packing.best_fit import GreedyBestFitSequencePacker
 from composer_packing.packing.labels.keyed_mlm import KeyedMasking
@@ -84,15 +84,12 @@ def document_loader(documents: Documents, config: TrainConfig) -> DocumentLoader
     """Loader of this rank's share of the documents. Its worker processes, if it has any, start here."""
     rank, world_size, ranks_of_node = dist.get_global_rank(), dist.get_world_size(), dist.get_local_world_size()
     batch_size, settings = config.device_batch_size(world_size), config.train_loader
-    batches: NumberBatches | WantedBatches
     if is_streamed := isinstance(documents, StreamedDocuments):
         sampler: ShareSampler = StreamSampler(documents, world_size, rank, ranks_of_node, config.seed)
-        batches = WantedBatches(sampler, documents, batch_size)
     else:
         sampler = ShareSampler(documents, world_size, rank, config.seed)
-        batches = NumberBatches(sampler, batch_size)
-    num_workers = num_workers_of(settings.num_workers, documents.are_texts, is_streamed, ranks_of_node)
-    return DocumentLoader(documents, sampler, batches, num_workers, settings.prefetch_factor)
+    num_workers = choose_num_workers(settings.num_workers, documents.are_texts, is_streamed, ranks_of_node)
+    return DocumentLoader(documents, sampler, batch_size, num_workers, settings.prefetch_factor)
 
 
 def make_packer(
