@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from composer import Callback
 
-from composer_packing.common.durations import parse_duration
+from composer_packing.common.durations import UNITS, parse_duration
 from composer_packing.common.errors import ConfigError
 from composer_packing.common.snapshots import differences
 from composer_packing.config.schema import TrainConfig
@@ -21,9 +21,6 @@ FREE = ("initializer_range",)
 
 FREE_WEIGHTS = ("causal", "attn_out_dropout", *FREE)
 """Keys in which one that takes only the weights may."""
-
-CLOCK = {"tok": "token", "sp": "sample", "ba": "batch"}
-"""Composer's names of what durations count."""
 
 
 class RunIdentity(Callback):
@@ -96,7 +93,7 @@ def read_checkpoint(config: TrainConfig, path: Path) -> Checkpoint:
     try:
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=False)["state"]
         there, timestamp = state["callbacks"].get("RunIdentity"), state["timestamp"]["Timestamp"]
-        clock = {unit: int(timestamp[name]) for unit, name in CLOCK.items()}
+        clock = {unit: int(timestamp[names.timestamp_name]) for unit, names in UNITS.items()}
         run_name = str(state["run_name"])
         stopped = state["callbacks"].get("StopAtSigterm", {})
     except Exception as error:  # unpickling raises what it likes

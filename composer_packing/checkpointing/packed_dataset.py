@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset
 from composer_packing.batch.contract import Batch
 from composer_packing.batch.lockstep import Lockstep
 from composer_packing.checkpointing.redealing import has_the_same_shares, redeal, share_of
+from composer_packing.common.durations import UNITS
 from composer_packing.common.errors import ConfigError
 from composer_packing.common.snapshots import differences
 from composer_packing.config.schema import TrainConfig
@@ -122,9 +123,9 @@ class PackedDataset(IterableDataset[Batch]):
         assert self._placed is not None
         state, rank, world_size = self._placed.state_dict(), dist.get_global_rank(), dist.get_world_size()
         local = state["stream"]["source"]["local"]
-        for unit, total in (("tok", timestamp.token.value), ("sp", timestamp.sample.value)):
-            local[unit] = share_of(total, rank, world_size)
-        local["ba"] = timestamp.batch.value
+        for unit, names in UNITS.items():
+            total = getattr(timestamp, names.timestamp_name).value
+            local[unit] = total if unit == "ba" else share_of(total, rank, world_size)
         self._placed.load_state_dict(state)
 
     def _go_on(self, ranks: list[dict[str, Any]]) -> None:

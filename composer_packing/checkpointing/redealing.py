@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from composer_packing.batch.lockstep import LockstepState
 from composer_packing.data.share_sampler import ALL
+from composer_packing.packing.document_store import as_bytes, tokens_in
 from composer_packing.packing.token_account import TokenAccount
-from composer_packing.packing.waiting_buffer import as_bytes, tokens_in
 
 State = Mapping[str, Any]
 
@@ -37,7 +38,7 @@ def share_of(total: int, rank: int, world_size: int) -> int:
     return total // world_size + (rank < total % world_size)
 
 
-def redeal(states: Sequence[State], rank: int, world_size: int) -> dict[str, Any]:
+def redeal(states: Sequence[State], rank: int, world_size: int) -> LockstepState:
     """What one of the ranks that go on begins with: every document is with one of them.
 
     Args:
@@ -69,7 +70,11 @@ def redeal(states: Sequence[State], rank: int, world_size: int) -> dict[str, Any
         "waiting": waiting | {"account": account, "account_before": account},
         "source": {"epoch": epoch, "read": 0, "deals": _deals(sources)},
     }
-    return dict(states[0]) | {"stream": {"epoch": epoch, "source": packer}}
+    return {
+        "epoch": states[0]["epoch"],
+        "batches_in_epoch": states[0]["batches_in_epoch"],
+        "stream": {"epoch": epoch, "source": packer},
+    }
 
 
 def _deals(sources: Sequence[State]) -> dict[int, list[Any]]:

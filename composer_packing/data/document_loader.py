@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from composer_packing.common.errors import ConfigError
-from composer_packing.common.processes import ignore_signals_but_parents
+from composer_packing.common.processes import end_only_by_parent
 from composer_packing.data.share_sampler import Deal, NumberBatches, ShareSampler
 from composer_packing.data.streams.sampler import WantedBatches
 from composer_packing.packing.source_batch import FlatSourceBatch
@@ -138,5 +138,5 @@ def _start_worker(number: int) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     assert parent.pid is not None
-    ignore_signals_but_parents(parent.pid)
+    end_only_by_parent(parent.pid)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker has one core, and a fork no threads

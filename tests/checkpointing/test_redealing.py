@@ -16,6 +16,7 @@ from composer_packing.checkpointing.redealing import has_the_same_shares, redeal
 from composer_packing.data.array_documents import DocumentDataset
 from composer_packing.data.document_loader import DocumentLoader
 from composer_packing.data.share_sampler import ALL, Deal, NumberBatches, ShareSampler
+from tests.tools.packers import new_packer
 from tests.tools.ranks_resuming import COUNT, EPOCHS, STOPS
 from tests.tools.reference import originals
 from tests.tools.resumed import saved_and_read
@@ -34,8 +35,18 @@ def numbered(count: int) -> DocumentDataset:
 def packer_of(documents: DocumentDataset, rank: int, world_size: int) -> SequencePacker:
     sampler = ShareSampler(documents, world_size, rank, seed=2)
     loader = DocumentLoader(documents, sampler, NumberBatches(sampler, 3), 0, 1)
-    return SubsetSumSequencePacker(
-        *(loader, 3, 16, 2, 16, 9, 0, 4), tail=Tail.CARRY, keyed_masking=MASKING, world_size=world_size
+    return new_packer(
+        SubsetSumSequencePacker,
+        loader,
+        3,
+        2,
+        16,
+        9,
+        pad_token_id=0,
+        mask_token_id=4,
+        tail=Tail.CARRY,
+        keyed_masking=MASKING,
+        world_size=world_size,
     )
 
 
@@ -59,7 +70,7 @@ class Rank:
         """So many more batches, or fewer, if there are no more up to an epoch."""
         for _ in range(count):
             while (batch := next(self.iterator, None)) is None:
-                if self.packer.epoch >= last_epoch and not self.packer._goes_on:
+                if self.packer.epoch >= last_epoch and not self.packer._resumes_epoch:
                     return
                 self.iterator = iter(self.packer)
             self.seen += [document[0] - 5 for document in originals([batch])]
@@ -143,7 +154,7 @@ def test_ranks_go_on_as_they_are_where_they_read_the_same_shares() -> None:
 
 
 def test_a_source_without_a_place_cannot_be_dealt_out_again() -> None:
-    packer = SubsetSumSequencePacker([[{"input_ids": torch.arange(3)}]], 2, 4, 1, 4, 3)
+    packer = new_packer(SubsetSumSequencePacker, [[{"input_ids": torch.arange(3)}]], 2, 1, 4, 3)
     with pytest.raises(ValueError, match="saved on 2 ranks, whose source knows no place: it cannot go on on 1"):
         redeal([state_of(packer)] * 2, 0, 1)
 

@@ -119,7 +119,7 @@ def trained(folder: str, load_path: str | None, max_duration: str) -> dict[str, 
     trainer.engine.close()
     left = {"waiting": (state["waiting"]["documents"]["number"]).tolist(), "epoch": state["source"]["epoch"]}
     numbers = {}
-    sampler = batches._ahead.iterable.source.src_iterable.sampler  # type: ignore[attr-defined]
+    sampler = batches._buffered.iterable.source.src_iterable.sampler  # type: ignore[attr-defined]
     for epoch in range(left["epoch"], EPOCHS + 2):
         sampler.set_epoch(epoch)
         read = state["source"]["read"] if epoch == left["epoch"] else 0
