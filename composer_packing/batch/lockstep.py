@@ -9,7 +9,7 @@ The only thing this file knows of packing is the counts in a batch.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
@@ -19,6 +19,7 @@ from torch import distributed
 from composer_packing.batch.background import BufferedIterable
 from composer_packing.batch.contract import Batch, with_counts, with_equal_weights
 from composer_packing.batch.microbatches import get_num_targets_in_packed_batch
+from composer_packing.common.redealing import redeal_stage, stage_has_same_shares
 from composer_packing.common.snapshots import Snapshot, snapshot_of
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,8 @@ class Lockstep(Iterable[Batch]):
     def __init__(self, source: Iterable[Batch], prefetch: int) -> None:
         self.stop_wanted = self.is_last = False
         self.has_state = snapshot_of(source) is not None
-        self._buffered = BufferedIterable(_Epochs(source), prefetch)
+        self._epochs = _Epochs(source)
+        self._buffered = BufferedIterable(self._epochs, prefetch)
         self._stream: Iterator[Batch | EpochEnd] | None = None
         self._held_back: Batch | None = None
         self._last_snapshot: Snapshot | None = None
@@ -150,6 +152,24 @@ class Lockstep(Iterable[Batch]):
         self._epoch, self._batches_in_epoch = state["epoch"], state["batches_in_epoch"]
         self._stream = self._held_back = self._last_snapshot = None
         self._latest_iterator += 1
+
+    def has_same_shares(self, state: LockstepState) -> bool:
+        """Return whether documents were dealt out to the saved ranks as to these; see `common.redealing`."""
+        return self._epochs.has_same_shares(state["stream"])
+
+    def redeal(self, states: Sequence[LockstepState], rank: int, world_size: int) -> LockstepState:
+        """Return the state with which one of the ranks that resume begins; see `common.redealing`.
+
+        Raises:
+            ValueError: the source has no position that could be dealt out.
+        """
+        stream = self._epochs.redeal([state["stream"] for state in states], rank, world_size)
+        return {**states[0], "stream": stream}  # the saved ranks agree on the other counts
+
+    def start_counting_at(self, tokens: int, documents: int, batches: int) -> None:
+        """Let the schedules of a `SequencePacker` continue from these counts of this rank at the next `iter()`."""
+        self.load_state_dict(self.state_dict())  # ends the thread, which has packed ahead by the old counts
+        self._epochs.source.start_counting_at(tokens, documents, batches)  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Batch]:
         """Continue where the last iterator stopped. The last iterator then gives no more batches."""
@@ -233,6 +253,13 @@ class _Epochs(Iterable[Batch | EpochEnd]):
     def load_state_dict(self, state: EpochsState) -> None:
         self._epoch = state["epoch"]
         self.source.load_state_dict(state["source"])  # type: ignore[attr-defined]
+
+    def has_same_shares(self, state: EpochsState) -> bool:
+        return stage_has_same_shares(self.source, state["source"])
+
+    def redeal(self, states: Sequence[EpochsState], rank: int, world_size: int) -> EpochsState:
+        source = redeal_stage(self.source, [state["source"] for state in states], rank, world_size)
+        return {"epoch": min(state["epoch"] for state in states), "source": source}
 
     def __iter__(self) -> Iterator[Batch | EpochEnd]:
         empty_epochs = 0

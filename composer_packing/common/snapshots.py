@@ -45,3 +45,8 @@ def differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[st
         for name in sorted({*saved, *current})
         if saved.get(name) != current.get(name)
     ]
+
+
+def share_of(total: int, rank: int, world_size: int) -> int:
+    """One rank's part of a count. The parts of all ranks add up to the count."""
+    return total // world_size + (rank < total % world_size)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from composer_packing.common.resume import Resume, key
+
 
 @dataclass
 class ModernBertConfig:
@@ -26,19 +28,19 @@ class ModernBertConfig:
         ValueError: a value is out of its range, or values do not go together.
     """
 
-    vocab_size: int = 50368
-    hidden_size: int = 768
-    intermediate_size: int = 1152
-    num_hidden_layers: int = 22
-    num_attention_heads: int = 12
-    global_attn_every_n_layers: int = 3
-    local_attention: int = 128
-    global_rope_theta: float = 160_000.0
-    local_rope_theta: float = 10_000.0
-    norm_eps: float = 1e-5
-    attn_out_dropout: float = 0.1
-    initializer_range: float = 0.02
-    causal: bool = False
+    vocab_size: int = key(50368, Resume.WEIGHTS)
+    hidden_size: int = key(768, Resume.WEIGHTS)
+    intermediate_size: int = key(1152, Resume.WEIGHTS)
+    num_hidden_layers: int = key(22, Resume.WEIGHTS)
+    num_attention_heads: int = key(12, Resume.WEIGHTS)
+    global_attn_every_n_layers: int = key(3, Resume.WEIGHTS)
+    local_attention: int = key(128, Resume.WEIGHTS)
+    global_rope_theta: float = key(160_000.0, Resume.WEIGHTS)
+    local_rope_theta: float = key(10_000.0, Resume.WEIGHTS)
+    norm_eps: float = key(1e-5, Resume.WEIGHTS)
+    attn_out_dropout: float = key(0.1, Resume.TRAINING)
+    initializer_range: float = key(0.02, Resume.FREE)
+    causal: bool = key(False, Resume.TRAINING)
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -12,7 +12,7 @@ written in an array never changes. So the arrays and the order of a moment tell 
 snapshot of them costs nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -149,6 +149,32 @@ def documents_state(documents: DocumentArrays, order: NDArray[np.int64]) -> Docu
         "documents": {
             name: torch.from_numpy(own.table[name].copy()) for name in DOCUMENT.names or () if name != "start"
         },
+    }
+
+
+def redeal_documents(states: Sequence[DocumentsState], rank: int, world_size: int) -> DocumentsState:
+    """The documents of one rank after those that waited on all saved ranks are dealt out again.
+
+    The first documents in line of all ranks come first, then the second ones, and so on.
+
+    Args:
+        states: of all ranks that saved.
+        rank: the rank that resumes.
+        world_size: number of ranks that resume.
+    """
+    names = states[0]["documents"]
+    columns = {name: np.concatenate([state["documents"][name].numpy() for state in states]) for name in names}
+    positions_in_line = np.concatenate([np.arange(len(state["documents"]["length"])) for state in states])
+    dealt = np.argsort(positions_in_line, kind="stable")[rank::world_size]
+    ends = np.cumsum(columns["length"])
+    slices = [slice(ends[index] - columns["length"][index], ends[index]) for index in dealt]
+    tokens = np.concatenate([tokens_in(state) for state in states])
+    loss_mask = np.concatenate([state["loss_mask"].numpy() for state in states])
+    kept = {name: column[dealt] for name, column in columns.items()} | {"serial": np.arange(len(dealt))}
+    return {
+        **as_bytes(np.concatenate([tokens[:0], *(tokens[each] for each in slices)])),
+        "loss_mask": torch.from_numpy(np.concatenate([loss_mask[:0], *(loss_mask[each] for each in slices)])),
+        "documents": {name: torch.from_numpy(column) for name, column in kept.items()},
     }
 
 

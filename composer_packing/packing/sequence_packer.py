@@ -9,7 +9,7 @@ import abc
 import dataclasses
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -20,7 +20,8 @@ from torch.utils.data.distributed import DistributedSampler
 from composer_packing.batch.contract import Batch
 from composer_packing.common.arguments import check_positive
 from composer_packing.common.durations import DurationLike
-from composer_packing.common.snapshots import Stateful, differences
+from composer_packing.common.redealing import redeal_stage, stage_has_same_shares
+from composer_packing.common.snapshots import Stateful, differences, share_of
 from composer_packing.packing.epoch_end import (
     EpochEnd,
     check_epoch_end,
@@ -35,7 +36,7 @@ from composer_packing.packing.schedules import BatchSizeWarmup, MaskingSchedule,
 from composer_packing.packing.settings import BatchShape, DocumentPolicies, LabelSettings, ScheduleSettings
 from composer_packing.packing.source_batch import SourceBatch
 from composer_packing.packing.token_account import TokenAccount
-from composer_packing.packing.waiting_buffer import BufferState, WaitingBuffer
+from composer_packing.packing.waiting_buffer import BufferState, WaitingBuffer, redeal_buffers
 
 log = logging.getLogger(__name__)
 
@@ -217,6 +218,42 @@ class SequencePacker(abc.ABC):
         self._source_batches_to_skip = 0 if self._load_source(state["source"]) else self.source_batches
         self._resumes_epoch = self.epoch >= 0
         self._latest_iterator += 1
+
+    def redeal(self, states: Sequence[PackerState], rank: int, world_size: int) -> PackerState:
+        """The state with which one of the ranks that resume begins; see `common.redealing`.
+
+        The rank begins in the earliest epoch in which a saved rank was. Every document that waited, and every document
+        that was not read, is dealt to exactly one rank.
+
+        Args:
+            states: of all ranks that saved.
+            rank: the rank that resumes.
+            world_size: number of ranks that resume.
+
+        Raises:
+            ValueError: the source cannot deal out its documents again.
+        """
+        totals = {unit: sum(state["local"][unit] for state in states) for unit in ("tok", "sp")}
+        local = {unit: share_of(total, rank, world_size) for unit, total in totals.items()}
+        return {
+            **states[0],
+            "epoch": min(max(state["epoch"], 0) for state in states),
+            "source_ended": False,
+            "seqs_consumed": 0,
+            "seqs_emitted": 0,
+            "source_batches": 0,
+            "local": states[0]["local"] | local,  # every rank has packed the same number of batches
+            "waiting": redeal_buffers([state["waiting"] for state in states], rank, world_size),
+            "source": redeal_stage(self.src_iterable, [state["source"] for state in states], rank, world_size),
+        }
+
+    def has_same_shares(self, state: PackerState) -> bool:
+        """Whether this rank would read the same share of the documents as the rank that saved `state`."""
+        return stage_has_same_shares(self.src_iterable, state["source"])
+
+    def start_counting_at(self, tokens: int, documents: int, batches: int) -> None:
+        """Let the schedules continue from these counts of this rank."""
+        self._schedules.local = {"tok": tokens, "sp": documents, "ba": batches}
 
     def __iter__(self) -> Iterator[Batch]:
         """Start an epoch, or resume the epoch of a loaded state. Earlier iterators raise from then on."""

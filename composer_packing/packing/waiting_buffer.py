@@ -1,13 +1,14 @@
 """The waiting buffer: reads and checks source batches, keeps the documents that wait for a row, and counts tokens."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from composer_packing.packing.document_store import DocumentsState, DocumentStore, documents_state
+from composer_packing.common.snapshots import share_of
+from composer_packing.packing.document_store import DocumentsState, DocumentStore, documents_state, redeal_documents
 from composer_packing.packing.document_table import DocumentArrays
 from composer_packing.packing.ingest import Arrival, Entered, Measured, append_documents
 from composer_packing.packing.options import Objective, OverLong
@@ -241,3 +242,26 @@ class WaitingBuffer:
             account.dropped += cut_off
         else:
             account.truncated += cut_off
+
+
+def redeal_buffers(states: Sequence[BufferState], rank: int, world_size: int) -> BufferState:
+    """The buffer of one rank after the documents that waited on all saved ranks are dealt out again.
+
+    Args:
+        states: of all ranks that saved.
+        rank: the rank that resumes.
+        world_size: number of ranks that resume.
+    """
+    documents = redeal_documents(states, rank, world_size)
+    totals = {name: sum(state["account"][name] for state in states) for name in states[0]["account"]}
+    account = {name: share_of(total, rank, world_size) for name, total in totals.items()}
+    account["waiting"] = int(documents["documents"]["length"].sum())
+    account["read"] = TokenAccount(**account).placed
+    return {
+        "num_added": len(documents["documents"]["length"]),
+        "num_gone": 0,
+        "idle_reads": 0,
+        "account": account,
+        "account_before": account,
+        **documents,
+    }

@@ -327,7 +327,9 @@ def test_batches_that_know_no_place_say_so() -> None:
             nowhere.state_dict()
     assert PackedDataset([]).state_dict(0, True) is None
     for restart_changed in (False, True):
-        with pytest.raises(ConfigError, match=r"^the data cannot go on .*: batches of a list know no place; take them"):
+        with pytest.raises(
+            ConfigError, match=r"^the data cannot resume .*: a list of batches has no position; take the"
+        ):
             PackedDataset([], restart_changed=restart_changed).load_state_dict(None)
     nested = Lockstep(BufferedIterable(Numbered(3), 1), prefetch=1)
     assert len(list(nested)) == 3
@@ -349,7 +351,7 @@ def test_a_checkpoint_of_other_data_or_settings_is_refused_with_every_difference
     (line,) = str(caught.value).splitlines()
     assert "data was a, is b; seed was 17, is 18; train_loader.packing_strategy was subset_sum, is best_fit;" in line
     assert "restart_changed_data=true" in line
-    with pytest.raises(ConfigError, match="from its checkpoint: it holds no place in the data; give"):
+    with pytest.raises(ConfigError, match="from its checkpoint: it has no position in the data; give"):
         packed(scheduled()).load_state_dict(None)
     assert state is not None
     older = state | {"settings": state["settings"] | {"version": 0}}
@@ -382,7 +384,7 @@ def test_data_starts_anew_only_where_it_has_changed_and_that_is_asked_for(caplog
     other = packed(scheduled(), data="b", restart_changed=True)
     other.load_state_dict(copy.deepcopy(state))
     assert other.is_restarted
-    assert "the data starts anew: data was a, is b" in caplog.text
+    assert "the data is read from its start: data was a, is b" in caplog.text
     assert isinstance(other.batches, Lockstep)
     again = list(itertools.islice(other.batches, 4))
     other.batches.close()
