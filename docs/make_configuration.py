@@ -18,12 +18,22 @@ from typing import Any
 import yaml
 from omegaconf import MISSING
 
+from composer_packing.common.resume import Resume
 from composer_packing.config.durations import DURATIONS
 from composer_packing.config.schema import TrainConfig
 
 PAGE = Path(__file__).with_name("configuration.md")
 
 MARKER = "<!-- Below this line: made by `make configuration` from the dataclasses in composer_packing. -->"
+
+ON_RESUME = {
+    Resume.BATCHES: "batches",
+    Resume.WEIGHTS: "weights",
+    Resume.TRAINING: "training",
+    Resume.FINGERPRINT: "same data",
+    Resume.FREE: "free",
+}
+"""What must hold for a key when a run resumes, in the words of the page."""
 
 NAMES = {int: "integer", float: "number", str: "text", bool: "true or false"}
 
@@ -51,11 +61,12 @@ def _section(schema: type[Any], *prefixes: str) -> Iterator[str]:
     yield ""
     yield _first_paragraph(schema)
     yield ""
-    yield "| key | type | default | meaning |"
-    yield "|---|---|---|---|"
+    yield "| key | type | default | on resume | meaning |"
+    yield "|---|---|---|---|---|"
     for field in own:
         key = prefixes[0] + field.name
-        yield f"| `{key}` | {_kind(key, hints[field.name])} | {_default(field)} | {meanings[field.name]} |"
+        on_resume = ON_RESUME[field.metadata[Resume]]
+        yield f"| `{key}` | {_kind(key, hints[field.name])} | {_default(field)} | {on_resume} | {meanings[field.name]} |"
     for inside, names in itertools.groupby(inner, key=inner.__getitem__):
         yield ""
         inner_prefixes = (name + ".NAME" * (typing.get_origin(hints[name]) is dict) for name in names)
