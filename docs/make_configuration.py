@@ -65,8 +65,8 @@ def _section(schema: type[Any], *prefixes: str) -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for field in own:
         key = prefixes[0] + field.name
-        on_resume = ON_RESUME[field.metadata[Resume]]
-        yield f"| `{key}` | {_kind(key, hints[field.name])} | {_default(field)} | {on_resume} | {meanings[field.name]} |"
+        kind, on_resume = _kind(key, hints[field.name]), ON_RESUME[field.metadata[Resume]]
+        yield f"| `{key}` | {kind} | {_default(field)} | {on_resume} | {meanings[field.name]} |"
     for inside, names in itertools.groupby(inner, key=inner.__getitem__):
         yield ""
         inner_prefixes = (name + ".NAME" * (typing.get_origin(hints[name]) is dict) for name in names)
