@@ -16,6 +16,11 @@ def held_out(text: str, share: float) -> bool:
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:8], "big") < share * 2**64
 
 
+def looks_like_utf_16(data: bytes) -> bool:
+    """Whether bytes of a file whose encoding nobody states hold so many zeros that they must be UTF-16."""
+    return data.count(0) > len(data) // 4
+
+
 def text_of(raw: Raw, text_field: str, mended: Counter[str]) -> str | Problem | None:
     """The text of a record; None where it is a blank line of `.jsonl`. What is mended is counted in `mended`."""
     data = raw.data
@@ -23,15 +28,15 @@ def text_of(raw: Raw, text_field: str, mended: Counter[str]) -> str | Problem | 
         data = data[len(codecs.BOM_UTF8) :]
         mended["byte-order mark"] += 1
     where = f"{raw.path}:{raw.line}"
+    if raw.form != "row" and looks_like_utf_16(data):
+        cure = "convert it by iconv -f UTF-16 -t UTF-8"
+        return problem(where, "wrong encoding", f"many zeros in {data[:20]!r}, as in UTF-16", cure)
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
         line = raw.line + data.count(b"\n", 0, error.start)
         value = f"not UTF-8 at {data[error.start : error.start + 10]!r}"
         return problem(f"{raw.path}:{line}", "wrong encoding", value, "convert it by iconv -t UTF-8")
-    if text.count("\0") > len(text) // 4:
-        cure = "convert it by iconv -f UTF-16 -t UTF-8"
-        return problem(where, "wrong encoding", f"many zeros in {text[:20]!r}, as in UTF-16", cure)
     if raw.form == "jsonl":
         if not text.strip():
             mended["blank line"] += 1
