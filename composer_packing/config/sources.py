@@ -5,11 +5,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-ON_ERROR = ("stop", "skip")
-"""What becomes of a record that cannot be read."""
-
-DOCUMENT_PER = ("file", "blank_line")
-"""What a document of plain text is."""
+from composer_packing.config.prepare import PrepareConfig
 
 BYTES_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 """Types that the ids in a column of bytes may have."""
@@ -42,9 +38,18 @@ class TextsConfig:
 
     train: list[str] = MISSING
     val: list[str] | None = None
-    val_share: float = 0.01
+    val_share: float = PrepareConfig.val_share
     tokenizer: str = MISSING
-    on_error: str = "stop"
+    on_error: str = PrepareConfig.on_error
+
+    def prepare_config(self) -> PrepareConfig:
+        """Settings by which the texts are copied into shards.
+
+        Raises:
+            ConfigError: a value is not allowed.
+        """
+        names = {setting.name for setting in fields(PrepareConfig)} & {setting.name for setting in fields(self)}
+        return PrepareConfig(**{name: getattr(self, name) for name in names})
 
 
 @dataclass
@@ -55,7 +60,7 @@ class PlainTextConfig(TextsConfig):
         document_per: a document is a file, or what lies between blank lines (blank_line).
     """
 
-    document_per: str = "file"
+    document_per: str = PrepareConfig.document_per
 
 
 @dataclass
@@ -66,7 +71,7 @@ class RecordsConfig(TextsConfig):
         text_field: the field, or column, with the text.
     """
 
-    text_field: str = "text"
+    text_field: str = PrepareConfig.text_field
 
 
 @dataclass
@@ -158,6 +163,6 @@ class DataConfig:
 
     @property
     def sources(self) -> dict[str, Any]:
-        """The sources that are given, by their keys; `config_check` sees to it that it is one."""
+        """The sources that are given, by their keys; `checks` makes sure that there is one."""
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "cache_folder"}
         return {name: source for name, source in given.items() if source is not None}

@@ -43,13 +43,14 @@ class TextTokenizer:
         tokenizer: as transformers has it, which knows its special tokens by their names.
 
     Attributes:
+        named: the tokenizer as given.
         vocabulary: its size and special ids.
         text: the tokenizer as `tokenizer.json` holds it, and the special tokens by their names.
         fingerprint: SHA-256 of that, 16 hexadecimal digits.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._named = tokenizer
+        self.named = tokenizer
         self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -94,7 +95,7 @@ class TextTokenizer:
 
     def save(self, folder: Path) -> None:
         """Write it where `load_tokenizer` reads it from."""
-        self._named.save_pretrained(folder)
+        self.named.save_pretrained(folder)
 
 
 def load_tokenizer(name_or_folder: str) -> TextTokenizer:

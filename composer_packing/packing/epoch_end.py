@@ -55,7 +55,7 @@ class EpochReport:
             what = "epoch %d: %d documents (%d tokens) were dropped: nothing that a row holds of them is to be learned"
             often = epoch > 0 and not self.num_read  # there may be a thousand such epochs
             log.log(logging.DEBUG if often else logging.WARNING, what, epoch, untrained, account.without_targets)
-        if (too_long or untrained) and self.num_added == 0 and not (carries and has_others):
+        if (too_long or untrained) and self.num_added == 0 and (tail is Tail.DROP or not has_others):
             raise ValueError(
                 f"epoch {epoch}: every document was dropped: {too_long} are longer than a row of {self.row_len}, "
                 f"of {untrained} nothing in a row is to be learned; take longer rows, another over_long or other masks"

@@ -110,7 +110,7 @@ def make_packer(
         mask_prob=mask_prob,
         world_size=world_size,
         tail=tail,
-        over_long=OverLong.ERROR if config.objective == Objective.SFT else OverLong.SPLIT,
+        over_long=OverLong.TRUNCATE if config.objective == Objective.SFT else OverLong.SPLIT,
         max_document_len=config.max_seq_len,
         objective=config.objective,
         keyed_masking=keyed_masking,

@@ -56,7 +56,7 @@ def eval_batches(documents: Documents, config: TrainConfig, vocabulary: Vocabula
         vocabulary: of their tokenizer.
 
     Raises:
-        ConfigError: there is no target to evaluate.
+        ConfigError: there is no target to evaluate, or the packer refuses the documents.
     """
     rank, world_size = dist.get_global_rank(), dist.get_world_size()
     count = min(len(documents), config.eval_loader.max_documents)
@@ -64,8 +64,12 @@ def eval_batches(documents: Documents, config: TrainConfig, vocabulary: Vocabula
     step = config.device_batch_size(world_size)
     source = [documents.__getitems__(share[at : at + step]) for at in range(0, len(share), step)]
     packer = make_packer(source, config, vocabulary, config.eval_loader.mlm_probability, EVAL_SEED, Tail.EMIT)
-    batches = [with_counts(batch) for batch in packer]  # once, not at every evaluation
-    assert packer.token_account.read == packer.token_account.emitted
+    try:
+        batches = [with_counts(batch) for batch in packer]  # once, not at every evaluation
+    except ValueError as error:
+        raise ConfigError(f"documents to evaluate on: {error}") from error
+    account = packer.token_account
+    assert account.read == account.emitted + account.truncated + account.without_targets
     targets = sum(get_num_targets_in_packed_batch(batch) for batch in batches)
     ranks = dist.all_gather_object((len(batches), targets))
     if not any(targets for _, targets in ranks):

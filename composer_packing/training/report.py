@@ -8,7 +8,7 @@ from torch import nn
 from composer_packing.checkpointing.object_store import is_in_store
 from composer_packing.common.durations import UNITS, Duration, parse_duration
 from composer_packing.config.schema import TrainConfig
-from composer_packing.data.open_source import Source
+from composer_packing.data.open_source import TrainingData
 from composer_packing.model.attention import describe_attention
 from composer_packing.packing.options import Objective
 from composer_packing.training.monitor import RunSummary
@@ -23,7 +23,7 @@ OBJECTIVES = {
 
 def start_lines(
     config: TrainConfig,
-    data: Source,
+    data: TrainingData,
     model: nn.Module,
     device: str,
     precision: str,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from composer_packing import KeyedMasking, SequencePacker, SubsetSumSequencePacker, Tail
 from composer_packing.batch.contract import Batch
 from composer_packing.checkpointing.redealing import has_the_same_shares, redeal
-from composer_packing.data.array_documents import DocumentDataset
 from composer_packing.data.document_loader import DocumentLoader
 from composer_packing.data.share_sampler import ALL, Deal, NumberBatches, ShareSampler
+from tests.tools.array_documents import DocumentDataset
 from tests.tools.ranks_resuming import COUNT, EPOCHS, STOPS
 from tests.tools.reference import originals
 from tests.tools.resumed import saved_and_read

@@ -172,6 +172,7 @@ def test_where_nothing_is_left_to_learn_the_packer_stops(example: Example) -> No
         ValueError, match=r"every document was dropped: . are longer .* of 1 nothing in a row is to be learned"
     ):
         packed([example], "sft", row_len=3, over_long="truncate")
+    assert packed([example], "sft", row_len=3, over_long="truncate", world_size=2) == [], "another rank may have more"
 
 
 def test_a_source_that_goes_on_without_anything_to_learn_is_an_error() -> None:

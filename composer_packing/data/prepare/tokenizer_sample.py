@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from composer_packing.data.prepare.pipeline import Preparing, documents_of, split_parts
+from composer_packing.config.prepare import PrepareConfig
+from composer_packing.data.prepare.pipeline import documents_of, split_parts
 
 log = logging.getLogger(__name__)
 
@@ -15,7 +16,7 @@ MAX_BYTES = 1 << 30
 
 
 def sample_texts(
-    train: Sequence[Path], val: Sequence[Path], settings: Preparing, max_bytes: int = MAX_BYTES
+    train: Sequence[Path], val: Sequence[Path], settings: PrepareConfig, max_bytes: int = MAX_BYTES
 ) -> list[str]:
     """Texts of the train split in order: all, or half of them by a hash, or a quarter, and so on.
 
