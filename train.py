@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from composer.utils import dist
 
 from composer_packing.common.errors import ConfigError
-from composer_packing.common.processes import ignore_signals_but_parents, run_and_exit
+from composer_packing.common.processes import end_only_by_parent, run_and_exit
 from composer_packing.config.loading import load_config
 from composer_packing.training.run import train
 
@@ -34,4 +34,4 @@ if __name__ == "__main__":
     run_and_exit(main, sys.argv[1:], PARENT if "LOCAL_RANK" in os.environ else None)
 # Composer uploads checkpoints in processes that it spawns, and those import this file.
 if __name__ == "__mp_main__" and multiprocessing.current_process().name.startswith(("SpawnProcess", "SyncManager")):
-    ignore_signals_but_parents(PARENT)
+    end_only_by_parent(PARENT)

@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from packing import MASK, MASK_PROB, PAD, VOCAB_SIZE, WORKLOADS, plain_batches, sources
+from packing import KEYED_MASKING, WORKLOADS, labels, plain_batches, sources
 
-from composer_packing import BufferedIterable, KeyedMasking, Lockstep, SubsetSumSequencePacker
+from composer_packing import BufferedIterable, Lockstep, SubsetSumSequencePacker
 
 PERIOD, PERIODS, ROUNDS = 1 / 20, 20, 16
 PREFETCH, WIDTH = 5, 32
@@ -76,17 +76,15 @@ def main() -> None:
     """Print a table."""
     workload = WORKLOADS[0]
     size, forms = sources(workload)
-    shape = workload.rows, workload.row_len
 
     def packer() -> SubsetSumSequencePacker:
         return SubsetSumSequencePacker(
-            *(itertools.cycle(forms["flat"]), size, workload.longest, *shape, 10 * size, PAD, MASK),
-            mask_prob=MASK_PROB,
-            keyed_masking=KeyedMasking(17, VOCAB_SIZE, range(5)),
+            itertools.cycle(forms["flat"]), workload.shape(size), labels(keyed_masking=KEYED_MASKING)
         )
 
     def plain() -> Iterator[dict[str, Any]]:
-        return plain_batches(itertools.cycle(forms["arrays"]), size, *shape, 10 * size)
+        arrays = itertools.cycle(forms["arrays"])
+        return plain_batches(arrays, size, workload.rows, workload.row_len, 10 * size)
 
     own, *others = sorted(os.sched_getaffinity(0))
     made: dict[str, tuple[Callable[[], Iterable[Any]], list[int]]] = {

@@ -23,9 +23,11 @@ from typing import NamedTuple
 import numpy as np
 
 from composer_packing import (
+    BatchShape,
     FlatSourceBatch,
     GreedyBestFitSequencePacker,
     KeyedMasking,
+    LabelSettings,
     SequencePacker,
     SubsetSumSequencePacker,
 )
@@ -73,10 +75,10 @@ def source(lists: bool) -> Iterator[SourceBatch]:
 
 def packer(case: Case) -> SequencePacker:
     """The packer of a case."""
-    return case.strategy(
-        *(source(case.lists), SIZE, LONGEST, ROWS, ROW_LEN, case.buffer, PAD, MASK),
-        keyed_masking=KeyedMasking(17, VOCAB_SIZE, range(5)),
-    )
+    shape = BatchShape(SIZE, ROWS, ROW_LEN, case.buffer)
+    keyed_masking = KeyedMasking(17, VOCAB_SIZE, range(5))
+    labels = LabelSettings(pad_token_id=PAD, mask_token_id=MASK, keyed_masking=keyed_masking)
+    return case.strategy(source(case.lists), shape, labels)
 
 
 def resident() -> float:

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from composer_packing import (
+    BatchShape,
     FlatSourceBatch,
     GreedyBestFitSequencePacker,
     KeyedMasking,
+    LabelSettings,
     SequencePacker,
     SubsetSumSequencePacker,
 )
@@ -49,10 +51,8 @@ class Endless:
 def batches(strategy: type[SequencePacker], workload: str, count: int = BATCHES) -> list[Batch]:
     """The first batches of a workload."""
     lengths, (row_len, rows, size, buffer_size) = WORKLOADS[workload]
-    packer = strategy(
-        *(Endless(*lengths, size), size, lengths[3], rows, row_len, buffer_size),
-        keyed_masking=KeyedMasking(0, 10, (0,)),
-    )
+    shape = BatchShape(size, rows, row_len, buffer_size)
+    packer = strategy(Endless(*lengths, size), shape, LabelSettings(keyed_masking=KeyedMasking(0, 10, (0,))))
     return list(itertools.islice(packer, count))
 
 

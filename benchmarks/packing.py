@@ -25,9 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing import (
+    BatchShape,
     FlatSourceBatch,
     GreedyBestFitSequencePacker,
     KeyedMasking,
+    LabelSettings,
     SequencePacker,
     SubsetSumSequencePacker,
     find_best_fit,
@@ -59,6 +61,10 @@ class Workload(NamedTuple):
         lengths = lengths[: np.searchsorted(lengths.cumsum(), tokens)]
         return np.split(rng.integers(5, VOCAB_SIZE, lengths.sum()), lengths.cumsum()[:-1])
 
+    def shape(self, size: int) -> BatchShape:
+        """The shape of a batch, from source batches of `size` documents."""
+        return BatchShape(size, self.rows, self.row_len, 10 * size)
+
 
 WORKLOADS = (
     Workload("medium documents", 5.25, 0.85, 8, 1024, 8192, 16),
@@ -77,19 +83,19 @@ class Endless:
         return itertools.cycle(self.batches)
 
 
-KEYED = {"keyed_masking": KeyedMasking(17, VOCAB_SIZE, range(5))}
+KEYED_MASKING = KeyedMasking(17, VOCAB_SIZE, range(5))
+
+
+def labels(**settings: Any) -> LabelSettings:
+    """Label settings with the token ids and the mask ratio of the benchmarks."""
+    return LabelSettings(pad_token_id=PAD, mask_token_id=MASK, mask_prob=MASK_PROB, **settings)
 
 
 def ours(
-    strategy: type[SequencePacker], source: Endless, size: int, workload: Workload, **settings: Any
+    strategy: type[SequencePacker], source: Endless, size: int, workload: Workload, settings: LabelSettings
 ) -> Iterator[Any]:
     """Attention masks of our packer's batches."""
-    packer = strategy(
-        *(source, size, workload.longest, workload.rows, workload.row_len, 10 * size, PAD, MASK),
-        mask_prob=MASK_PROB,
-        **settings,
-    )
-    for batch in packer:
+    for batch in strategy(source, workload.shape(size), settings):
         yield batch["attention_mask"].numpy()
 
 
@@ -207,8 +213,7 @@ def with_loss_masks(source: Endless) -> list[SourceBatch]:
 
 def packing_alone(strategy: type[SequencePacker], source: Endless, size: int, workload: Workload) -> Callable[[], Any]:
     """A function that packs `BATCHES` batches and gives the tokens in them and the rows."""
-    shape = workload.rows, workload.row_len
-    packer = strategy(*(source, size, workload.longest, *shape, 10 * size, PAD, MASK), suppress_masking=True)
+    packer = strategy(source, workload.shape(size), labels(suppress_masking=True))
     batches = iter(packer)
 
     def pack() -> tuple[int, int]:
@@ -274,17 +279,18 @@ def main() -> None:
     for workload in WORKLOADS:
         size, forms = sources(workload)
         flat, arrays, lists = (Endless(forms[form]) for form in ("flat", "arrays", "lists"))
+        masked, keyed = Endless(with_loss_masks(flat)), labels(keyed_masking=KEYED_MASKING)
         contestants = {
             "floor": floor(workload),
             "plain, arrays": plain(arrays, size, workload),
             "plain, lists": plain(lists, size, workload),
-            "ours, flat": ours(best_fit, flat, size, workload, **KEYED),
-            "ours, arrays": ours(best_fit, arrays, size, workload, **KEYED),
-            "ours, lists": ours(best_fit, lists, size, workload, **KEYED),
-            "ours, subset sum": ours(subset_sum, flat, size, workload, **KEYED),
-            "ours, published masks": ours(best_fit, flat, size, workload),
-            "ours, causal": ours(subset_sum, flat, size, workload, objective="causal"),
-            "ours, sft": ours(subset_sum, Endless(with_loss_masks(flat)), size, workload, objective="sft"),
+            "ours, flat": ours(best_fit, flat, size, workload, keyed),
+            "ours, arrays": ours(best_fit, arrays, size, workload, keyed),
+            "ours, lists": ours(best_fit, lists, size, workload, keyed),
+            "ours, subset sum": ours(subset_sum, flat, size, workload, keyed),
+            "ours, published masks": ours(best_fit, flat, size, workload, labels()),
+            "ours, causal": ours(subset_sum, flat, size, workload, labels(objective="causal")),
+            "ours, sft": ours(subset_sum, masked, size, workload, labels(objective="sft")),
         }
         efficiency = {
             name: np.mean([mask.mean() for mask in itertools.islice(masks, WARMUP_BATCHES)])

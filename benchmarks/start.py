@@ -37,7 +37,14 @@ def import_core() -> None:
 
 
 def first_batch() -> None:
-    from composer_packing import BufferedIterable, FlatSourceBatch, KeyedMasking, SubsetSumSequencePacker
+    from composer_packing import (
+        BatchShape,
+        BufferedIterable,
+        FlatSourceBatch,
+        KeyedMasking,
+        LabelSettings,
+        SubsetSumSequencePacker,
+    )
 
     def source_batch(number: int) -> FlatSourceBatch:
         rng = np.random.default_rng(number)
@@ -45,10 +52,10 @@ def first_batch() -> None:
         tokens = rng.integers(5, VOCAB_SIZE, lengths.sum(), np.uint16)
         return FlatSourceBatch(tokens, lengths, np.arange(number * SIZE, (number + 1) * SIZE))
 
-    packer = SubsetSumSequencePacker(
-        *(map(source_batch, range(1000)), SIZE, 512, ROWS, ROW_LEN, 10 * SIZE, PAD, MASK),
-        keyed_masking=KeyedMasking(17, VOCAB_SIZE, range(5)),
-    )
+    shape = BatchShape(SIZE, ROWS, ROW_LEN, 10 * SIZE)
+    keyed_masking = KeyedMasking(17, VOCAB_SIZE, range(5))
+    labels = LabelSettings(pad_token_id=PAD, mask_token_id=MASK, keyed_masking=keyed_masking)
+    packer = SubsetSumSequencePacker(map(source_batch, range(1000)), shape, labels)
     next(iter(BufferedIterable(packer, 5)))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 
 from composer.utils import get_file, maybe_create_object_store_from_uri, parse_uri, validate_credentials
 
-from composer_packing.common.errors import ConfigError
+from composer_packing.common.errors import ConfigError, one_line
 
 PROBE = ".credentials_validated_successfully"
 """What Composer writes at the root of a bucket to see whether it can."""
@@ -25,7 +25,9 @@ def check_store(save_folder: str) -> None:
         assert store is not None
         validate_credentials(store, PROBE)
     except Exception as error:  # each store has its own
-        raise ConfigError(f"save_folder={save_folder}: {_in_a_line(error)}; check address and credentials") from error
+        raise ConfigError(
+            f"save_folder={save_folder}: {one_line(error, None)}; check address and credentials"
+        ) from error
 
 
 def addresses_in(folder: str) -> dict[str, str]:
@@ -41,7 +43,7 @@ def addresses_in(folder: str) -> dict[str, str]:
         assert store is not None
         found = [PurePosixPath(name) for name in store.list_objects(f"{inside}/".removeprefix("./"))]
     except Exception as error:
-        raise ConfigError(f"save_folder={folder}: {_in_a_line(error)}; check address and credentials") from error
+        raise ConfigError(f"save_folder={folder}: {one_line(error, None)}; check address and credentials") from error
     return {name.name: f"{backend}://{bucket}/{name}" for name in found if name.parent == inside}
 
 
@@ -64,9 +66,5 @@ def local_copy(load_path: str) -> Iterator[Path]:
         try:
             get_file(path, str(copy), progress_bar=False)
         except Exception as error:
-            raise ConfigError(f"load_path={load_path}: {_in_a_line(error)}; give another checkpoint") from error
+            raise ConfigError(f"load_path={load_path}: {one_line(error, None)}; give another checkpoint") from error
         yield copy
-
-
-def _in_a_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,8 +1,13 @@
-"""What every room uses and what knows nothing of packing.
+"""What every room uses: errors, checks, durations, saved state, file locks and processes.
 
-`errors` (one line that a user can act on), `arguments` (checks of arguments), `durations` (`1000tok`, `0.1dur`),
-`snapshots` (the verbs of saved state), `jit` (how functions are compiled), `folders` (built once, whole or not at all)
-and `processes` (how a rank starts and ends).
+Functions here take and return plain Python values. They know nothing of packing and import no PyTorch.
 
-Imports neither PyTorch nor Composer.
+- `errors`: the error that a user can fix, and any value as one line of text.
+- `arguments`: checks of arguments that name the argument and show its value.
+- `durations`: durations such as `1000tok` or `0.1dur`, and the table of their units.
+- `snapshots`, `redealing`: how every stage saves its state, resumes from it, and deals it out to other ranks.
+- `resume`: how each key of the configuration declares whether it may change when a run resumes.
+- `jit`: how the functions that move tokens are compiled.
+- `folders`: folders that are built once and appear whole or not at all, and file locks.
+- `processes`: how a process obeys its parent, and how it ends with the right exit code.
 """

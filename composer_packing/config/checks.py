@@ -3,7 +3,8 @@
 from operator import attrgetter
 
 from composer_packing.common.errors import ConfigError
-from composer_packing.config.schema import PRECISIONS, EvalLoaderConfig, TrainConfig, TrainLoaderConfig
+from composer_packing.config.schedules import check_schedules
+from composer_packing.config.schema import PRECISIONS, EvalLoaderConfig, TrainConfig
 from composer_packing.config.sources import (
     BYTES_DTYPES,
     DocsConfig,
@@ -12,7 +13,6 @@ from composer_packing.config.sources import (
     TextsConfig,
 )
 from composer_packing.packing.options import Objective, PackingStrategy
-from composer_packing.packing.schedules import MaskingSchedule
 
 SHORTEST_SEQ_LEN = 8
 """[CLS], [SEP] and a few words: below this there is nothing to learn from."""
@@ -63,12 +63,6 @@ def check_config(config: TrainConfig, world_size: int) -> None:
                 f"{key}={size}: must be a positive multiple of {micro * world_size}, which is {world_size} ranks "
                 f"times device_train_microbatch_size={micro}"
             )
-    minimum = config.train_loader.batch_size_warmup_min_size
-    if minimum is not None and minimum > config.global_train_batch_size:
-        raise ConfigError(
-            f"train_loader.batch_size_warmup_min_size={minimum}: must not exceed "
-            f"global_train_batch_size={config.global_train_batch_size}"
-        )
     if not all(0 <= beta < 1 for beta in config.optimizer.betas):
         raise ConfigError(f"optimizer.betas={list(config.optimizer.betas)}: each must be at least 0 and below 1")
     if config.buffer_size(world_size) <= config.device_batch_size(world_size):
@@ -88,7 +82,7 @@ def check_config(config: TrainConfig, world_size: int) -> None:
         raise ConfigError(f"train_loader.num_workers={workers}: must lie between 0 and {MOST_WORKERS}, or be null")
     _check_objective(config)
     _check_load_path(config)
-    _check_schedules(config)
+    check_schedules(config)
     _check_data(config)
     if config.device not in (None, *PRECISIONS):
         raise ConfigError(f"device={config.device}: must be cpu or gpu, or null for the GPU where there is one")
@@ -166,34 +160,3 @@ def _check_load_path(config: TrainConfig) -> None:
         raise ConfigError(f"save_num_checkpoints_to_keep={keep}: must be at least 1, or -1 for all")
     if keep != -1 and "://" in config.save_folder:
         raise ConfigError(f"save_num_checkpoints_to_keep={keep}: an object store keeps all; leave it out")
-
-
-def _check_schedules(config: TrainConfig) -> None:
-    """What the packer would refuse too, but under the names of its own arguments."""
-    loader = config.train_loader
-    for one, other in (
-        ("batch_size_warmup_min_size", "batch_size_warmup_tokens"),
-        ("final_masking_ratio", "masking_ratio_cooldown_tokens"),
-    ):
-        if (getattr(loader, one) is None) != (getattr(loader, other) is None):
-            missing, given = (one, other) if getattr(loader, one) is None else (other, one)
-            raise ConfigError(f"train_loader.{given}={getattr(loader, given)}: needs train_loader.{missing} too")
-    final, step = loader.final_masking_ratio, loader.masking_ratio_step_size
-    for key in ("masking_ratio_cooldown_start_tokens", "masking_ratio_step_size"):
-        if getattr(loader, key) is not None and final is None:
-            raise ConfigError(f"train_loader.{key}={getattr(loader, key)}: needs train_loader.final_masking_ratio too")
-    if final is not None and final > config.mlm_probability:
-        raise ConfigError(
-            f"train_loader.final_masking_ratio={final}: must not exceed mlm_probability={config.mlm_probability}"
-        )
-    shape = loader.masking_cooldown_schedule_type
-    if shape not in tuple(MaskingSchedule):
-        raise ConfigError(f"train_loader.masking_cooldown_schedule_type={shape}: must be linear or stair")
-    if final is None and shape != TrainLoaderConfig.masking_cooldown_schedule_type:
-        raise ConfigError(
-            f"train_loader.masking_cooldown_schedule_type={shape}: needs train_loader.final_masking_ratio too"
-        )
-    if final is not None and (step is not None) != (shape == MaskingSchedule.STAIR):
-        raise ConfigError(f"train_loader.masking_ratio_step_size={step}: stair needs it, linear does without")
-    if step is not None and not 0 < step <= 1:
-        raise ConfigError(f"train_loader.masking_ratio_step_size={step}: must lie above 0 and not above 1")

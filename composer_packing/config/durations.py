@@ -5,6 +5,7 @@ from operator import attrgetter
 
 from composer_packing.common.durations import Duration, parse_duration
 from composer_packing.common.errors import ConfigError
+from composer_packing.config.schedules import check_learning_rate_schedule
 from composer_packing.config.schema import TrainConfig
 
 DURATIONS = {
@@ -40,26 +41,11 @@ def resolve_durations(config: TrainConfig) -> TrainConfig:
             raise ConfigError(str(error)) from error
         length = length or duration  # `max_duration` comes first
         setattr(holder, name, str(duration))
-    _check(config)
-    return config
-
-
-def _check(config: TrainConfig) -> None:
-    """What must hold between durations."""
-    whole = parse_duration("max_duration", config.max_duration)
-    scheduler, loader = config.scheduler, config.train_loader
+    scheduler = config.scheduler
     warmup, decay = parse_duration("t_warmup", scheduler.t_warmup), parse_duration("t_decay", scheduler.t_decay)
-    if decay.count and decay.unit != whole.unit:
-        raise ConfigError(
-            f"scheduler.t_decay={decay}: counts back from the end at max_duration={whole}; give {whole.unit} or dur"
-        )
-    if warmup.unit == whole.unit and warmup.count + decay.count > whole.count:
-        both = f"scheduler.t_warmup={warmup}, scheduler.t_decay={decay}"
-        raise ConfigError(f"{both}: together they must not exceed max_duration={whole}")
-    if loader.masking_ratio_cooldown_tokens is not None:
-        cooldown = parse_duration("cooldown", loader.masking_ratio_cooldown_tokens)
-        start = parse_duration("start", loader.masking_ratio_cooldown_start_tokens or 0)
-        if start.count and start.unit != cooldown.unit:
-            raise ConfigError(
-                f"train_loader.masking_ratio_cooldown_start_tokens={start}: give it in {cooldown.unit}, as the cooldown"
-            )
+    assert length is not None
+    try:
+        check_learning_rate_schedule(warmup, decay, length)
+    except ValueError as error:
+        raise ConfigError(f"scheduler.{error}") from error
+    return config

@@ -9,7 +9,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from composer_packing.common.errors import ConfigError
+from composer_packing.common.errors import ConfigError, join_lines
 from composer_packing.config.checks import check_config
 from composer_packing.config.durations import resolve_durations
 from composer_packing.config.schema import TrainConfig
@@ -50,7 +50,7 @@ def _read(path: str) -> DictConfig:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is no UTF-8 text; give a YAML file") from error
     except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{path}: {join_lines(error)}") from error
     if not isinstance(read, DictConfig):
         raise ConfigError(f"{path}: holds no keys; give a YAML file of 'key: value' lines")
     return read
@@ -62,7 +62,7 @@ def _parsed(override: str) -> DictConfig:
     try:
         return OmegaConf.from_dotlist([override])
     except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{override}: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{override}: {join_lines(error)}") from error
 
 
 def _merged(config: DictConfig, more: DictConfig, where: str) -> DictConfig:
@@ -86,7 +86,7 @@ def _one_line(error: OmegaConfBaseException) -> str:
         return f"there is no key {key}" + (f"; did you mean {near[0]}?" if near else "")
     if isinstance(error, MissingMandatoryValue):
         return f"{key} is missing; set it in the file or as {key}=VALUE"
-    reason = " ".join(str(error.msg or error).split("\n    full_key:")[0].split())
+    reason = join_lines(str(error.msg or error).split("\n    full_key:")[0])
     if key == "device_train_microbatch_size":
         reason += "; give the number of sequences that one packed row has room for"
     return f"{key}: {reason}" if key else reason

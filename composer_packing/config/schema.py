@@ -10,6 +10,7 @@ from pathlib import Path
 from omegaconf import MISSING
 
 from composer_packing.common.errors import ConfigError
+from composer_packing.common.resume import Resume, key
 from composer_packing.config.sources import DataConfig
 from composer_packing.model.config import ModernBertConfig
 
@@ -37,18 +38,18 @@ class TrainLoaderConfig:
         masking_ratio_step_size: height of a stair.
     """
 
-    num_workers: int | None = None
-    prefetch_factor: int = 2
-    packing_strategy: str = "subset_sum"
-    packing_buffer_size: int | None = None
-    packing_prefetch_factor: int = 5
-    batch_size_warmup_min_size: int | None = None
-    batch_size_warmup_tokens: str | None = None
-    masking_ratio_cooldown_tokens: str | None = None
-    masking_ratio_cooldown_start_tokens: str | None = None
-    final_masking_ratio: float | None = None
-    masking_cooldown_schedule_type: str = "linear"
-    masking_ratio_step_size: float | None = None
+    num_workers: int | None = key(None, Resume.FREE)
+    prefetch_factor: int = key(2, Resume.FREE)
+    packing_strategy: str = key("subset_sum", Resume.BATCHES)
+    packing_buffer_size: int | None = key(None, Resume.BATCHES)
+    packing_prefetch_factor: int = key(5, Resume.FREE)
+    batch_size_warmup_min_size: int | None = key(None, Resume.BATCHES)
+    batch_size_warmup_tokens: str | None = key(None, Resume.BATCHES)
+    masking_ratio_cooldown_tokens: str | None = key(None, Resume.BATCHES)
+    masking_ratio_cooldown_start_tokens: str | None = key(None, Resume.BATCHES)
+    final_masking_ratio: float | None = key(None, Resume.BATCHES)
+    masking_cooldown_schedule_type: str = key("linear", Resume.BATCHES)
+    masking_ratio_step_size: float | None = key(None, Resume.BATCHES)
 
 
 @dataclass
@@ -60,8 +61,8 @@ class EvalLoaderConfig:
         max_documents: how many of them at most, evenly over all.
     """
 
-    mlm_probability: float = 0.15
-    max_documents: int = 10_000
+    mlm_probability: float = key(0.15, Resume.FREE)
+    max_documents: int = key(10_000, Resume.FREE)
 
 
 @dataclass
@@ -75,10 +76,10 @@ class OptimizerConfig:
         weight_decay: taken off every matrix at each step, times `lr / peak lr`.
     """
 
-    lr: float = 8e-4
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-6
-    weight_decay: float = 1e-5
+    lr: float = key(8e-4, Resume.TRAINING)
+    betas: tuple[float, float] = key((0.9, 0.98), Resume.TRAINING)
+    eps: float = key(1e-6, Resume.TRAINING)
+    weight_decay: float = key(1e-5, Resume.TRAINING)
 
 
 @dataclass
@@ -91,9 +92,9 @@ class SchedulerConfig:
         alpha_f: share of the peak learning rate at the end.
     """
 
-    t_warmup: str = "0tok"
-    t_decay: str = "0tok"
-    alpha_f: float = 0.0
+    t_warmup: str = key("0tok", Resume.FREE)
+    t_decay: str = key("0tok", Resume.FREE)
+    alpha_f: float = key(0.0, Resume.FREE)
 
 
 @dataclass
@@ -107,7 +108,8 @@ class TrainConfig:
         global_train_batch_size: sequences per optimizer step, over all ranks.
         device_train_microbatch_size: sequences per microbatch, which is one packed row.
         mlm_probability: share of tokens to predict, where the objective is mlm.
-        load_path: checkpoint to start from.
+        load_path: checkpoint to start from, a path or an address such as s3://bucket/file. To read a checkpoint runs
+            the code that it holds (it is a pickle): give only checkpoints that you trust.
         load_weights_only: take only the weights from it; data, clock and optimizer start anew.
         restart_changed_data: where the data of a checkpoint cannot go on, as it or a setting that batches follow from
             has changed, read the data from its start; clock, schedules and optimizer go on.
@@ -127,28 +129,28 @@ class TrainConfig:
         console_log_interval: time between two prints.
     """
 
-    objective: str = "mlm"
-    max_duration: str = MISSING
-    max_seq_len: int = 1024
-    global_train_batch_size: int = MISSING
-    device_train_microbatch_size: int = MISSING
-    mlm_probability: float = 0.3
-    load_path: str | None = None
-    load_weights_only: bool = False
-    restart_changed_data: bool = False
-    autoresume: bool | None = None
-    run_name: str | None = None
-    seed: int = 17
-    device: str | None = None
-    precision: str | None = None
-    eval_interval: str | None = None
-    save_folder: str = "runs/{run_name}"
-    save_interval: str | None = None
-    save_overwrite: bool = False
-    save_num_checkpoints_to_keep: int = -1
-    progress_bar: bool = True
-    log_to_console: bool = False
-    console_log_interval: str = "10ba"
+    objective: str = key("mlm", Resume.BATCHES)
+    max_duration: str = key(MISSING, Resume.FREE)
+    max_seq_len: int = key(1024, Resume.BATCHES)
+    global_train_batch_size: int = key(MISSING, Resume.BATCHES)
+    device_train_microbatch_size: int = key(MISSING, Resume.BATCHES)
+    mlm_probability: float = key(0.3, Resume.BATCHES)
+    load_path: str | None = key(None, Resume.FREE)
+    load_weights_only: bool = key(False, Resume.FREE)
+    restart_changed_data: bool = key(False, Resume.FREE)
+    autoresume: bool | None = key(None, Resume.FREE)
+    run_name: str | None = key(None, Resume.FREE)
+    seed: int = key(17, Resume.BATCHES)
+    device: str | None = key(None, Resume.FREE)
+    precision: str | None = key(None, Resume.FREE)
+    eval_interval: str | None = key(None, Resume.FREE)
+    save_folder: str = key("runs/{run_name}", Resume.FREE)
+    save_interval: str | None = key(None, Resume.FREE)
+    save_overwrite: bool = key(False, Resume.FREE)
+    save_num_checkpoints_to_keep: int = key(-1, Resume.FREE)
+    progress_bar: bool = key(True, Resume.FREE)
+    log_to_console: bool = key(False, Resume.FREE)
+    console_log_interval: str = key("10ba", Resume.FREE)
     data: DataConfig = field(default_factory=DataConfig)
     model: ModernBertConfig = field(default_factory=ModernBertConfig)
     train_loader: TrainLoaderConfig = field(default_factory=TrainLoaderConfig)

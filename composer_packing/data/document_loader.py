@@ -2,15 +2,15 @@
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypedDict
 
 import torch
 from torch.utils.data import DataLoader, Sampler
 
 from composer_packing.common.errors import ConfigError
-from composer_packing.common.processes import ignore_signals_but_parents
-from composer_packing.data.share_sampler import Deal, NumberBatches, ShareSampler
+from composer_packing.common.processes import end_only_by_parent
+from composer_packing.data.share_sampler import ALL, Deal, NumberBatches, ShareSampler
 from composer_packing.data.streams.sampler import WantedBatches
 from composer_packing.packing.source_batch import FlatSourceBatch
 
@@ -19,6 +19,23 @@ MOST_BY_DEFAULT = 8
 
 MOST_DOWNLOADING = 2
 """The same where ids are downloaded, as each has further threads for that."""
+
+
+class LoaderState(TypedDict):
+    """Position of a rank in its share of the documents.
+
+    Attributes:
+        epoch: the current epoch.
+        read: documents of its share that the packer has been given in that epoch, whatever workers have read ahead.
+        ranks_per_node: ranks that share a disk.
+        deals: how the current and later epochs were dealt out before, by epoch. Each deal is a list of its
+            `ranks_per_node` and of what each of its ranks had read; see `share_sampler.Deal`.
+    """
+
+    epoch: int
+    read: int
+    ranks_per_node: int
+    deals: dict[int, list[list[Any]]]
 
 
 class DocumentLoader:
@@ -63,7 +80,7 @@ class DocumentLoader:
             iter(self._loader)
         self._to_read.read = 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> LoaderState:
         """This rank's place: its epoch, and how many documents of it have been given, whatever workers have ready."""
         sampler = self.sampler
         return {
@@ -77,13 +94,37 @@ class DocumentLoader:
             },
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: LoaderState) -> None:
         """Go on from there at the next `iter()`; nothing that lies before is read."""
         self.sampler.set_epoch(state["epoch"])
         self.sampler.deals = {
             epoch: [Deal(per_node, tuple(read)) for per_node, read in deals] for epoch, deals in state["deals"].items()
         }
         self._read, self._loaded_epoch = state["read"], state["epoch"]
+
+    def has_same_shares(self, state: Mapping[str, Any] | None) -> bool:
+        """Whether documents were dealt out to the saved ranks as to these; see `common.redealing`.
+
+        Args:
+            state: of the source of that rank, which need not be a `DocumentLoader`.
+        """
+        return state is not None and state.get("ranks_per_node") == self.sampler.ranks_per_node
+
+    def redeal(self, states: Sequence[Any], rank: int, world_size: int) -> LoaderState:
+        """The position at which the ranks that resume begin; it is the same on all, see `common.redealing`.
+
+        Raises:
+            ValueError: a state is not that of a `DocumentLoader`.
+        """
+        if not all(isinstance(state, Mapping) and "deals" in state for state in states):
+            raise ValueError("the saved position in the documents is not one of a DocumentLoader")
+        saved: Sequence[LoaderState] = states
+        epochs = [state["epoch"] for state in saved]
+        deals = {epoch: list(earlier) for state in saved for epoch, earlier in state["deals"].items()}
+        for epoch in range(min(epochs), max(epochs) + 1):
+            read = [ALL if s["epoch"] > epoch else s["read"] if s["epoch"] == epoch else 0 for s in saved]
+            deals.setdefault(epoch, []).append([saved[0]["ranks_per_node"], read])
+        return {"epoch": min(epochs), "read": 0, "ranks_per_node": self.sampler.ranks_per_node, "deals": deals}
 
     def __iter__(self) -> Iterator[FlatSourceBatch]:
         """Start an epoch, or go on with the one of a state that was loaded."""
@@ -138,5 +179,5 @@ def _start_worker(number: int) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     assert parent.pid is not None
-    ignore_signals_but_parents(parent.pid)
+    end_only_by_parent(parent.pid)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker has one core, and a fork no threads

@@ -6,7 +6,8 @@ from composer import State
 from composer.optim import ComposerScheduler
 from torch import nn
 
-from composer_packing.common.durations import parse_duration
+from composer_packing.common.durations import Duration, parse_duration
+from composer_packing.config.schedules import check_learning_rate_schedule
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -31,7 +32,7 @@ class WarmupStableDecayScheduler(ComposerScheduler):
         alpha_f: multiplier at the end.
 
     Raises:
-        ValueError: a time is no duration; when called, if `t_decay` is in another unit than `max_duration`.
+        ValueError: a time is not a duration. A call raises it if warmup and decay do not fit into `max_duration`.
     """
 
     def __init__(self, t_warmup: str, t_decay: str, alpha_f: float = 0.0) -> None:
@@ -43,8 +44,7 @@ class WarmupStableDecayScheduler(ComposerScheduler):
         """Multiplier at `state.timestamp`; `ssr` stretches the decay's place, not the warmup."""
         assert state.max_duration is not None
         unit = state.max_duration.unit
-        if self.decay.count and self.decay.unit != unit.value:
-            raise ValueError(f"t_decay={self.decay} counts back from max_duration={state.max_duration}: use its unit")
+        check_learning_rate_schedule(self.warmup, self.decay, Duration(state.max_duration.value, unit.value))
         since_start = state.timestamp.get(self.warmup.unit).value
         if since_start < self.warmup.count:
             return float(since_start / self.warmup.count)

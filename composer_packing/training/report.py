@@ -124,7 +124,7 @@ def stopped_line(config: TrainConfig, batch: int, checkpoint: str | None) -> str
 
 
 def _words(duration: Duration) -> str:
-    return f"{duration.count:,} {UNITS[duration.unit]}"
+    return f"{duration.count:,} {UNITS[duration.unit].word}"
 
 
 def _until(end: Duration, whole: Duration) -> str:

@@ -62,7 +62,7 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("load_weights_only=true", "load_weights_only=true: needs load_path"),
         (
             "train_loader.masking_cooldown_schedule_type=stair",
-            "train_loader.masking_cooldown_schedule_type=stair: needs train_loader.final_masking_ratio too",
+            "train_loader.masking_cooldown_schedule_type='stair' needs final_masking_ratio too",
         ),
         ("sequnce_packing=true", "there is no key sequnce_packing"),
         ("max_seq_length=8", "max_seq_length; did you mean max_seq_len?"),
@@ -84,22 +84,33 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
             "train_loader.batch_size_warmup_min_size=3",
             "batch_size_warmup_min_size=3: must be a positive multiple of 2",
         ),
-        ("train_loader.batch_size_warmup_min_size=10", "must not exceed global_train_batch_size=8"),
         ("global_train_batch_size=-4", "global_train_batch_size=-4: must be a positive multiple of 2"),
         (
             "train_loader.batch_size_warmup_min_size=4",
-            "train_loader.batch_size_warmup_min_size=4: needs train_loader.batch_size_warmup_tokens too",
+            "train_loader.batch_size_warmup_min_size=4 needs batch_size_warmup_tokens too",
         ),
         (
             "train_loader.batch_size_warmup_tokens=5ba",
-            "batch_size_warmup_tokens=5ba: needs train_loader.batch_size_warmup",
+            "train_loader.batch_size_warmup_tokens='5ba' needs batch_size_warmup_min_size too",
         ),
-        ("train_loader.final_masking_ratio=0.1", "needs train_loader.masking_ratio_cooldown_tokens too"),
-        ("train_loader.masking_ratio_cooldown_tokens=5ba", "needs train_loader.final_masking_ratio too"),
-        ("train_loader.masking_ratio_cooldown_start_tokens=5ba", "needs train_loader.final_masking_ratio too"),
-        ("train_loader.masking_ratio_step_size=0.1", "needs train_loader.final_masking_ratio too"),
+        ("train_loader.final_masking_ratio=0.1", "final_masking_ratio=0.1 needs masking_ratio_cooldown_tokens too"),
+        (
+            "train_loader.masking_ratio_cooldown_tokens=5ba",
+            "train_loader.masking_ratio_cooldown_tokens='5ba' needs final_masking_ratio too",
+        ),
+        (
+            "train_loader.masking_ratio_cooldown_start_tokens=5ba",
+            "train_loader.masking_ratio_cooldown_start_tokens='5ba' needs final_masking_ratio too",
+        ),
+        (
+            "train_loader.masking_ratio_step_size=0.1",
+            "train_loader.masking_ratio_step_size=0.1 needs final_masking_ratio too",
+        ),
         ("train_loader.packing_strategy=ffd", "packing_strategy=ffd: must be subset_sum or best_fit"),
-        ("train_loader.masking_cooldown_schedule_type=foo", "schedule_type=foo: must be linear or stair"),
+        (
+            "train_loader.masking_cooldown_schedule_type=foo",
+            "train_loader.masking_cooldown_schedule_type='foo' must be one of linear, stair",
+        ),
         ("train_loader.packing_buffer_size=8", "packing_buffer_size=8: must exceed the 8 sequences"),
         ("train_loader.packing_prefetch_factor=-1", "packing_prefetch_factor=-1: must be at least 0"),
         ("mlm_probability=0", "mlm_probability=0.0: must lie above 0"),
@@ -153,12 +164,12 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("scheduler.t_warmup=infdur", "scheduler.t_warmup='infdur' must be a duration"),
         ("scheduler.t_warmup=-0.1dur", "scheduler.t_warmup='-0.1dur' must not be negative"),
         ("scheduler.t_warmup=", "scheduler.t_warmup="),
-        ("scheduler.t_decay=5ba", "scheduler.t_decay=5ba: counts back from the end at max_duration=1000tok; give tok"),
+        ("scheduler.t_decay=5ba", "scheduler.t_decay=5ba must be in tok: it counts back from max_duration=1000tok"),
         (
             "scheduler.t_decay=1001tok",
-            "scheduler.t_decay=1001tok: together they must not exceed max_duration=1000tok",
+            "scheduler.t_warmup=0tok and t_decay=1001tok together must not exceed max_duration=1000tok",
         ),
-        ("scheduler.t_decay=1.5dur", "scheduler.t_decay=1500tok: together they must not exceed"),
+        ("scheduler.t_decay=1.5dur", "scheduler.t_warmup=0tok and t_decay=1500tok together must not exceed"),
         ("train_loader.batch_size_warmup_tokens=0tok", "batch_size_warmup_tokens='0tok' comes to 0tok"),
         ("train_loader.masking_ratio_cooldown_tokens=nan", "masking_ratio_cooldown_tokens='nan'"),
         ("train_loader.masking_ratio_cooldown_start_tokens=-1ba", "start_tokens='-1ba' must not be negative"),
@@ -240,10 +251,17 @@ def test_a_mask_ratio_that_changes_goes_with_masked_tokens_only(empty: str, obje
         assert f"{key}=0.2: with objective={objective} nothing is masked; leave it out" in text
 
 
+def test_a_warmup_does_not_start_above_the_batch_size_that_it_leads_to(empty: str) -> None:
+    warmup = ["train_loader.batch_size_warmup_tokens=5ba", "train_loader.batch_size_warmup_min_size=10"]
+    assert "train_loader.batch_size_warmup_min_size=10 must not exceed the batch size after the warmup, 8" in message(
+        empty, *SMALLEST, *warmup
+    )
+
+
 def test_a_cooldown_and_its_start_are_counted_in_the_same_unit(empty: str) -> None:
     cooldown = ["train_loader.masking_ratio_cooldown_tokens=5ba", "train_loader.final_masking_ratio=0.1"]
     load_config(empty, [*SMALLEST, *cooldown, "train_loader.masking_ratio_cooldown_start_tokens=0tok"], 1)
-    assert "masking_ratio_cooldown_start_tokens=9tok: give it in ba" in message(
+    assert "train_loader.masking_ratio_cooldown_start_tokens='9tok' must be in ba, the unit of" in message(
         empty, *SMALLEST, *cooldown, "train_loader.masking_ratio_cooldown_start_tokens=9tok"
     )
 
@@ -251,11 +269,17 @@ def test_a_cooldown_and_its_start_are_counted_in_the_same_unit(empty: str) -> No
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("mlm_probability=0.05", "train_loader.final_masking_ratio=0.1: must not exceed mlm_probability=0.05"),
-        ("train_loader.masking_cooldown_schedule_type=stair", "masking_ratio_step_size=None: stair needs it"),
+        (
+            "mlm_probability=0.05",
+            "train_loader.final_masking_ratio=0.1 must not exceed the mask ratio before the cooldown, 0.05",
+        ),
+        (
+            "train_loader.masking_cooldown_schedule_type=stair",
+            "train_loader.masking_ratio_step_size=None must be above 0",
+        ),
         (
             "train_loader.masking_ratio_step_size=0.1",
-            "masking_ratio_step_size=0.1: stair needs it, linear does without",
+            "train_loader.masking_ratio_step_size=0.1 needs masking_cooldown_schedule_type='stair'",
         ),
     ],
 )
@@ -270,7 +294,7 @@ def test_a_stair_has_a_height(empty: str, step: str) -> None:
     cooldown = ["train_loader.masking_ratio_cooldown_tokens=5ba", "train_loader.final_masking_ratio=0.1"]
     stair = [*cooldown, "train_loader.masking_cooldown_schedule_type=stair"]
     load_config(empty, [*SMALLEST, *stair, "train_loader.masking_ratio_step_size=0.1"], 1)
-    assert "must lie above 0 and not above 1" in message(
+    assert "must be above 0 and at most 1 with masking_cooldown_schedule_type='stair'" in message(
         empty, *SMALLEST, *stair, f"train_loader.masking_ratio_step_size={step}"
     )
 

@@ -590,9 +590,7 @@ def test_results_come_in_order_and_few_items_are_under_way() -> None:
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_an_error_and_no_hang() -> None:
     results = map_in_order(signal.raise_signal, [signal.SIGKILL] * 9, 2, "composer_packing.data.prepare.ordered_pool")
-    with pytest.raises(
-        ConfigError, match=r"^processes=2: one of them was killed, perhaps as memory ran out; run again"
-    ):
+    with pytest.raises(ConfigError, match=r"^processes=2: one was killed, perhaps because memory ran out; run again"):
         list(results)
 
 

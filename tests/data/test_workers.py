@@ -19,6 +19,7 @@ from composer_packing import BufferedIterable, GreedyBestFitSequencePacker
 from composer_packing.batch.contract import Batch
 from composer_packing.packing.source_batch import SourceBatch
 from tests.tools import ROOT
+from tests.tools.packers import new_packer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -50,7 +51,7 @@ def loader_of(documents: Documents) -> DataLoader[SourceBatch]:
 
 
 def packed(source: Iterable[SourceBatch]) -> BufferedIterable[Batch]:
-    return BufferedIterable(GreedyBestFitSequencePacker(source, 8, 8, 2, ROW_LEN, 32), 2)
+    return BufferedIterable(new_packer(GreedyBestFitSequencePacker, source, 8, 2, ROW_LEN, 32), 2)
 
 
 def becomes_true(condition: Callable[[], bool]) -> bool:

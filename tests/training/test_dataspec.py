@@ -60,7 +60,9 @@ def test_the_length_of_training_is_unknown_and_that_of_evaluation_is_not(batches
 
 def test_settings_the_packer_refuses_are_a_config_error() -> None:
     loader = TrainLoaderConfig(final_masking_ratio=0.9, masking_ratio_cooldown_tokens="10tok")
-    with pytest.raises(ConfigError, match=r"train_loader: final_masking_ratio=0\.9"):
+    with pytest.raises(
+        ConfigError, match=r"train_loader\.final_masking_ratio=0\.9 must not exceed the mask ratio before"
+    ):
         train_batches(documents_of(60), config_of(train_loader=loader), VOCABULARY)
     with pytest.raises(ConfigError, match="train_loader: buffer_size=4 must exceed src_batch_size=8"):
         train_batches(documents_of(60), config_of(train_loader=TrainLoaderConfig(packing_buffer_size=4)), VOCABULARY)

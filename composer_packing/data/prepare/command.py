@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from composer_packing.common.errors import ConfigError
+from composer_packing.common.errors import ConfigError, join_lines
 from composer_packing.common.folders import build_once
 from composer_packing.config.prepare import PrepareConfig
 from composer_packing.data.prepare.files import EXAMPLE_SUFFIXES, SUFFIXES, check_apart, find_files
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
             stats = prepare(options)
         print(closing_line(options.out, stats, time.monotonic() - start), flush=True)
     except ConfigError as error:
-        print(f"prepare: {' '.join(str(error).splitlines())}", file=sys.stderr)  # a file name may hold a line end
+        print(f"prepare: {join_lines(error)}", file=sys.stderr)  # a file name may hold a line end
         return 2
     except OSError as error:
         print(f"prepare: {error.filename or options.out}: {error.strerror or error}; fix that", file=sys.stderr)

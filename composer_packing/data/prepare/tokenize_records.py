@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from composer_packing.common.errors import join_lines
 from composer_packing.config.prepare import PrepareConfig
 from composer_packing.data.chat_examples import ExampleTokenizer
 from composer_packing.data.prepare.record_text import example_key, example_of, held_out, text_of
@@ -210,7 +211,7 @@ class RecordTokenizer:
         except (TypeError, ValueError) as error:
             if len(examples) == 1:
                 reason = "not an example"
-                message = " ".join(str(error).removeprefix("example 0: ").split())
+                message = join_lines(str(error).removeprefix("example 0: "))
                 return [Problem(reason, f"{_where(records[0])}: {reason}: {message}")]
         return [self._tokenized([record], [one])[0] for record, one in zip(records, examples, strict=True)]
 
