@@ -18,7 +18,7 @@ from composer_packing.checkpointing.saving import checkpoint_arguments, find_las
 from composer_packing.checkpointing.sigterm import EXIT_CODE, StopAtSigterm, UntilStopped
 from composer_packing.common.errors import ConfigError
 from composer_packing.config.schema import TrainConfig
-from composer_packing.data.open_source import Source, open_source
+from composer_packing.data.open_source import TrainingData, open_source
 from composer_packing.packing.options import Objective
 from composer_packing.training.batches import train_batches
 from composer_packing.training.composer_model import PackedLanguageModel
@@ -119,7 +119,7 @@ def prepare_process(config: TrainConfig) -> tuple[str, str]:
     return device.name, precision
 
 
-def build_run(config: TrainConfig, folder: RunFolder, data: Source, device: str, precision: str) -> Run:
+def build_run(config: TrainConfig, folder: RunFolder, data: TrainingData, device: str, precision: str) -> Run:
     """Build batches, model, callbacks and trainer; the trainer loads the checkpoint, if there is one.
 
     Args:
