@@ -6,5 +6,7 @@ step with the other ranks, and split into microbatches of one row.
 - `contract`: the keys of a batch with shapes and dtypes, and `check_batch`, which checks them.
 - `background`: a thread that keeps the next batches ready.
 - `lockstep`: epochs that end after the same batch on all ranks, stopping together, and the saved state of all ranks.
-- `microbatches`: splits a batch into rows, and counts tokens, documents and targets for Composer.
+- `microbatches`: splits a batch into rows, and counts tokens, documents and targets: Composer weighs the loss of each
+row
+  by its targets.
 """

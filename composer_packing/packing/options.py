@@ -24,14 +24,16 @@ class PackingStrategy(str, enum.Enum):
 
 
 class OverLong(str, enum.Enum):
-    """What happens to a document that is longer than a row. Every policy but `ERROR` is logged once per epoch."""
+    """What happens to a document that is longer than `BatchShape.longest_document`, by default a row. Every policy but
+    `ERROR` is logged once per epoch."""
 
     ERROR = "error"
-    """The packer raises an error that shows the length of the document and of a row."""
+    """The packer raises an error that shows the length of the document and the greatest length allowed."""
     TRUNCATE = "truncate"
-    """Only its first tokens, as many as fill a row, are trained on."""
+    """Only its first tokens, up to the greatest length allowed, are trained on."""
     SPLIT = "split"
-    """It is cut into pieces. Each piece but the last is as long as a row, and each is packed like a document."""
+    """It is cut into pieces. Each piece but the last has the greatest length allowed, and each is packed like a
+    document."""
     DROP = "drop"
     """It is not trained on."""
 

@@ -414,11 +414,11 @@ class SequencePacker(abc.ABC):
 
     def _batches(self, iterator: int, source: Iterator[SourceBatch]) -> Iterator[Batch]:
         """The batches of an epoch, for the iterator with this number."""
-        waiting, schedules, epoch = self._waiting, self._schedules, self.epoch
+        waiting, schedules = self._waiting, self._schedules
         row_len, emits_tail = self.shape.out_pseq_len, self.policies.tail is Tail.EMIT
         while True:
             if iterator != self._latest_iterator:
-                raise RuntimeError(f"epoch {epoch} of this packer is over: epoch {self.epoch} has been started")
+                raise RuntimeError("this iterator is no longer valid: a newer one was made, or a state was loaded")
             rows = schedules.rows
             row_of = self._choose_rows(source, rows)
             layout = lay_out(

@@ -225,8 +225,9 @@ class WaitingBuffer:
         check_ids(measured.smallest_id, measured.largest_id, self._vocab_size)
         if measured.longest > self._longest_document and self._over_long is OverLong.ERROR:
             raise ValueError(
-                f"a document of {measured.longest} tokens does not fit a row of {self._longest_document} slots; give "
-                f"another over_long policy, or cut or split the document before it is packed"
+                f"a document of {measured.longest} tokens is longer than the {self._longest_document} that "
+                f"max_document_len or a row allows; give another over_long policy, or cut or split the document before "
+                f"it is packed"
             )
 
     def _count(self, entered: Entered, num_tokens: int) -> None:
