@@ -414,7 +414,7 @@ class SequencePacker(abc.ABC):
 
     def _batches(self, iterator: int, source: Iterator[SourceBatch]) -> Iterator[Batch]:
         """The batches of an epoch, for the iterator with this number."""
-        waiting, schedules = self._waiting, self._schedules
+        waiting, schedules, epoch = self._waiting, self._schedules, self.epoch
         row_len, emits_tail = self.shape.out_pseq_len, self.policies.tail is Tail.EMIT
         while True:
             if iterator != self._latest_iterator:
