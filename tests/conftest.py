@@ -29,8 +29,11 @@ def golden() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where runs keep the real corpus; the first that needs it builds it."""
-    return tmp_path_factory.mktemp("cache")
+    """Where runs keep the real corpus. The first run that needs it builds it, for all processes of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="module")

@@ -217,11 +217,19 @@ def test_a_cache_folder_that_cannot_be_is_an_os_error(few_files: Any, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_real_corpus_has_the_same_bytes_in_two_processes_one_of_them_killed_and_rerun(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_the_real_corpus_is_large(cache: Path) -> None:
+    tokens, offsets, _ = open_or_build(cache, 4096).split("train")
+    assert len(offsets) > 10_000
+    assert len(tokens) > 1_000_000
+
+
+@pytest.mark.slow
+def test_the_real_corpus_has_the_same_bytes_in_two_processes_one_of_them_killed_and_rerun(tmp_path: Path) -> None:
+    """A tenth of the files: reading all of them takes half a minute each time."""
     script = "import sys, pathlib; from composer_packing.data.docstrings import corpus; "
+    script += "files = corpus.source_files()[::10]; corpus.source_files = lambda: files; "
     script += "corpus.open_or_build(pathlib.Path(sys.argv[1]), 4096)"
+    cache, tmp_path = tmp_path / "undisturbed", tmp_path / "killed"
 
     def start(folder: Path) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
@@ -231,7 +239,7 @@ def test_the_real_corpus_has_the_same_bytes_in_two_processes_one_of_them_killed_
         )
 
     one, killed = start(cache), start(tmp_path)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not list(tmp_path.glob("*.building")) and time.monotonic() < deadline:
         time.sleep(0.05)
     os.killpg(killed.pid, signal.SIGKILL)
@@ -247,8 +255,8 @@ def test_the_real_corpus_has_the_same_bytes_in_two_processes_one_of_them_killed_
     for name in names:
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes(), name
     tokens, offsets, _ = Corpus(folders[0]).split("train")
-    assert len(offsets) > 10_000
-    assert len(tokens) > 1_000_000
+    assert len(offsets) > 1_000
+    assert len(tokens) > 100_000
 
 
 @given(st.lists(st.integers(0, 30), max_size=12), st.integers(1, 12))
