@@ -5,19 +5,23 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 # One rank for each GPU, two on a machine without.
 RANKS ?= $(shell $(BIN)/python -c "import torch; print(torch.cuda.device_count() or 2)")
-# More `key=value` for the run: make train ARGS="seed=3 optimizer.lr=1e-3"
+# Processes for the tests; 0 runs all tests in the process of pytest.
+PROCESSES ?= 2
+# More arguments: make train ARGS="seed=3 optimizer.lr=1e-3", make test ARGS=tests/packing
 ARGS ?=
+# All tests of a file run in one process, as they share what takes long to set up. `tests/conftest.py` sorts the files.
+PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
-.PHONY: train test test-fast check benchmark constraints clean
+.PHONY: train test test-fast check benchmark configuration constraints clean
 
 train: $(VENV)/installed
 	$(BIN)/composer -n $(RANKS) train.py yamls/pretrain.yaml $(ARGS)
 
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest
+	$(PYTEST) $(ARGS)
 
 test-fast: $(VENV)/installed-test
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow" $(ARGS)
 
 check: $(VENV)/installed-test
 	$(BIN)/ruff check .
@@ -28,6 +32,10 @@ benchmark: $(VENV)/installed-test
 	for script in packing order interference memory start waiting_for_items pack_sequences data resume; do \
 	  $(BIN)/python benchmarks/$$script.py || exit 1; \
 	done
+
+# The tables of docs/configuration.md, from the dataclasses of the schema; a test fails when they are out of date.
+configuration: $(VENV)/installed
+	$(BIN)/python docs/make_configuration.py
 
 # Needs uv; the result is for every supported Python at once.
 constraints:

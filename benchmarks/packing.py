@@ -1,16 +1,16 @@
-"""Nanoseconds per token of packing and masking, beside a plain implementation and the cost of writing alone.
+"""Nanoseconds per token of packing and masking, compared with a plain implementation and with writing alone.
 
-Everything is measured in one process, in turns, and given as medians; on a shared machine only the ratios
-mean something. Run it as `make benchmark`. The contestants:
+Everything is measured in one process. The contestants take turns, and medians are printed. On a shared machine only the
+ratios mean something. `make benchmark` runs this script. The contestants:
 
-- ours: best fit with keyed masks, as a run from a YAML file has them, from flat source batches (uint16), from int64
-  arrays, and from Python lists. Besides, from flat source batches: by subset sum, with the published masks, and by
-  subset sum with next-token labels, of all tokens and of the second half of each document by a loss mask.
-- plain: the published batches by numpy, one document at a time with a compiled best fit, from arrays and from lists.
-- floor: writing three int64 arrays of the batch's shape and nothing else.
-- packing alone, without masks: both of our strategies from flat source batches, as they come, and TRL's best-fit
-  decreasing, in memory, on the documents of as many batches (if it is there: `pip install trl datasets`). It packs
-  1,000 documents at a time and pads nothing.
+- ours: best fit with keyed masks, as in a run from a YAML file. It reads flat source batches (uint16), int64 arrays, or
+  Python lists. Four more read flat source batches: subset sum with keyed masks, best fit with the published masks, and
+  subset sum with next-token labels, either for all tokens or, by a loss mask, for the second half of each document.
+- plain: the published batches made in numpy, one document at a time with a compiled best fit, from arrays or lists.
+- floor: writes three int64 arrays of the batch's shape and nothing else.
+- packing alone, without masks: both of our strategies from flat source batches in the order in which they are read,
+  and TRL's best-fit decreasing, in memory, on the documents of as many batches. TRL packs 1,000 documents at a time and
+  does not pad. It is compared if it is installed: `pip install trl datasets`.
 """
 
 import importlib
@@ -25,9 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing import (
+    BatchShape,
     FlatSourceBatch,
     GreedyBestFitSequencePacker,
     KeyedMasking,
+    LabelSettings,
     SequencePacker,
     SubsetSumSequencePacker,
     find_best_fit,
@@ -40,7 +42,7 @@ VOCAB_SIZE, MASK, PAD, IGNORE, MASK_PROB = 50_000, 4, 0, -100, 0.3
 
 
 class Workload(NamedTuple):
-    """Lognormal document lengths, cut to a range, and the shape of a batch."""
+    """Lognormal document lengths, limited to a range, and the shape of a batch."""
 
     name: str
     mean: float
@@ -51,13 +53,17 @@ class Workload(NamedTuple):
     rows: int
 
     def documents(self) -> list[NDArray[np.int64]]:
-        """As many as fill `SOURCE_BATCHES` batches."""
+        """Documents that fill `SOURCE_BATCHES` batches."""
         rng = np.random.default_rng(0)
         tokens = SOURCE_BATCHES * self.row_len * self.rows
         lengths = rng.lognormal(self.mean, self.deviation, tokens // self.shortest)
         lengths = np.clip(lengths, self.shortest, self.longest).astype(np.int64)
         lengths = lengths[: np.searchsorted(lengths.cumsum(), tokens)]
         return np.split(rng.integers(5, VOCAB_SIZE, lengths.sum()), lengths.cumsum()[:-1])
+
+    def shape(self, size: int) -> BatchShape:
+        """The shape of a batch, from source batches of `size` documents."""
+        return BatchShape(size, self.rows, self.row_len, 10 * size)
 
 
 WORKLOADS = (
@@ -68,7 +74,7 @@ WORKLOADS = (
 
 
 class Endless:
-    """The same source batches over and over."""
+    """The same source batches again and again."""
 
     def __init__(self, batches: list[SourceBatch]) -> None:
         self.batches = batches
@@ -77,24 +83,24 @@ class Endless:
         return itertools.cycle(self.batches)
 
 
-KEYED = {"keyed_masking": KeyedMasking(17, VOCAB_SIZE, range(5))}
+KEYED_MASKING = KeyedMasking(17, VOCAB_SIZE, range(5))
+
+
+def labels(**settings: Any) -> LabelSettings:
+    """Label settings with the token ids and the mask ratio of the benchmarks."""
+    return LabelSettings(pad_token_id=PAD, mask_token_id=MASK, mask_prob=MASK_PROB, **settings)
 
 
 def ours(
-    strategy: type[SequencePacker], source: Endless, size: int, workload: Workload, **settings: Any
+    strategy: type[SequencePacker], source: Endless, size: int, workload: Workload, settings: LabelSettings
 ) -> Iterator[Any]:
     """Attention masks of our packer's batches."""
-    packer = strategy(
-        *(source, size, workload.longest, workload.rows, workload.row_len, 10 * size, PAD, MASK),
-        mask_prob=MASK_PROB,
-        **settings,
-    )
-    for batch in packer:
+    for batch in strategy(source, workload.shape(size), settings):
         yield batch["attention_mask"].numpy()
 
 
 def plain(source: Endless, size: int, workload: Workload) -> Iterator[Any]:
-    """Attention masks of the published batches, made without our kernels."""
+    """Attention masks of the published batches, which are made without our kernels."""
     for batch in plain_batches(source, size, workload.rows, workload.row_len, 10 * size):
         yield batch["attention_mask"]
 
@@ -102,7 +108,7 @@ def plain(source: Endless, size: int, workload: Workload) -> Iterator[Any]:
 def plain_batches(
     source: Iterable[Any], size: int, rows: int, row_len: int, buffer_size: int, seed: int = 42
 ) -> Iterator[dict[str, Any]]:
-    """The published batches, one document at a time."""
+    """The published batches, made one document at a time."""
     rng = np.random.default_rng(seed)
     waiting: deque[NDArray[np.int64]] = deque()
     reader = iter(source)
@@ -164,7 +170,7 @@ def floor(workload: Workload) -> Iterator[Any]:
 
 
 def nanoseconds_per_token(masks: Iterator[Any]) -> float:
-    """Over the next `BATCHES` batches."""
+    """Nanoseconds per token of the next `BATCHES` batches."""
     started = time.perf_counter_ns()
     taken = list(itertools.islice(masks, BATCHES))
     spent = time.perf_counter_ns() - started
@@ -172,7 +178,7 @@ def nanoseconds_per_token(masks: Iterator[Any]) -> float:
 
 
 def sources(workload: Workload) -> tuple[int, dict[str, list[SourceBatch]]]:
-    """Documents per source batch, and the same source batches in each form."""
+    """The number of documents of a source batch, and the same source batches in each form."""
     documents = workload.documents()
     size = len(documents) // SOURCE_BATCHES
     batches = [documents[at : at + size] for at in range(0, len(documents), size)]
@@ -195,20 +201,19 @@ def sources(workload: Workload) -> tuple[int, dict[str, list[SourceBatch]]]:
 
 
 def with_loss_masks(source: Endless) -> list[SourceBatch]:
-    """The flat source batches with a loss mask: the second half of each document is to be learned."""
+    """Flat source batches with a loss mask: the second half of each document is to be learned."""
     masked: list[SourceBatch] = []
     for batch in source.batches:
         assert isinstance(batch, FlatSourceBatch)
-        of = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
-        place = np.arange(len(batch.tokens)) - (np.cumsum(batch.lengths) - batch.lengths)[of]
-        masked.append(batch._replace(loss_mask=(2 * place >= batch.lengths[of]).astype(np.uint8)))
+        document = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
+        position = np.arange(len(batch.tokens)) - (np.cumsum(batch.lengths) - batch.lengths)[document]
+        masked.append(batch._replace(loss_mask=(2 * position >= batch.lengths[document]).astype(np.uint8)))
     return masked
 
 
 def packing_alone(strategy: type[SequencePacker], source: Endless, size: int, workload: Workload) -> Callable[[], Any]:
     """A function that packs `BATCHES` batches and gives the tokens in them and the rows."""
-    shape = workload.rows, workload.row_len
-    packer = strategy(*(source, size, workload.longest, *shape, 10 * size, PAD, MASK), suppress_masking=True)
+    packer = strategy(source, workload.shape(size), labels(suppress_masking=True))
     batches = iter(packer)
 
     def pack() -> tuple[int, int]:
@@ -221,12 +226,12 @@ def packing_alone(strategy: type[SequencePacker], source: Endless, size: int, wo
 
 
 def trl_alone(workload: Workload) -> Callable[[], Any] | None:
-    """The same by TRL, from the documents of `BATCHES` batches; None where it is not installed."""
+    """Make such a function that packs the documents of `BATCHES` batches by TRL; None if TRL is not installed."""
     try:
         datasets, trl = (importlib.import_module(name) for name in ("datasets", "trl"))
         pack_dataset = trl.pack_dataset
     except ImportError as error:
-        print(f"TRL is not compared with: {error}")
+        print(f"TRL is left out: {error}")
         return None
     datasets.disable_caching()
     datasets.disable_progress_bars()
@@ -274,17 +279,18 @@ def main() -> None:
     for workload in WORKLOADS:
         size, forms = sources(workload)
         flat, arrays, lists = (Endless(forms[form]) for form in ("flat", "arrays", "lists"))
+        masked, keyed = Endless(with_loss_masks(flat)), labels(keyed_masking=KEYED_MASKING)
         contestants = {
             "floor": floor(workload),
             "plain, arrays": plain(arrays, size, workload),
             "plain, lists": plain(lists, size, workload),
-            "ours, flat": ours(best_fit, flat, size, workload, **KEYED),
-            "ours, arrays": ours(best_fit, arrays, size, workload, **KEYED),
-            "ours, lists": ours(best_fit, lists, size, workload, **KEYED),
-            "ours, subset sum": ours(subset_sum, flat, size, workload, **KEYED),
-            "ours, published masks": ours(best_fit, flat, size, workload),
-            "ours, causal": ours(subset_sum, flat, size, workload, objective="causal"),
-            "ours, sft": ours(subset_sum, Endless(with_loss_masks(flat)), size, workload, objective="sft"),
+            "ours, flat": ours(best_fit, flat, size, workload, keyed),
+            "ours, arrays": ours(best_fit, arrays, size, workload, keyed),
+            "ours, lists": ours(best_fit, lists, size, workload, keyed),
+            "ours, subset sum": ours(subset_sum, flat, size, workload, keyed),
+            "ours, published masks": ours(best_fit, flat, size, workload, labels()),
+            "ours, causal": ours(subset_sum, flat, size, workload, labels(objective="causal")),
+            "ours, sft": ours(subset_sum, masked, size, workload, labels(objective="sft")),
         }
         efficiency = {
             name: np.mean([mask.mean() for mask in itertools.islice(masks, WARMUP_BATCHES)])

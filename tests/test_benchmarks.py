@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from composer_packing import GreedyBestFitSequencePacker
+from tests.tools.packers import new_packer
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -36,8 +37,16 @@ def test_the_plain_baseline_gives_the_same_batches_to_the_bit(as_lists: bool) ->
     batches = source_batches(size)
     if as_lists:
         batches = [[{"input_ids": document["input_ids"].tolist()} for document in batch] for batch in batches]
-    packer = GreedyBestFitSequencePacker(
-        *(batches, size, 40, rows, row_len, buffer_size, benchmark.PAD, benchmark.MASK, benchmark.IGNORE),
+    packer = new_packer(
+        GreedyBestFitSequencePacker,
+        batches,
+        size,
+        rows,
+        row_len,
+        buffer_size,
+        pad_token_id=benchmark.PAD,
+        mask_token_id=benchmark.MASK,
+        ignore_token_id=benchmark.IGNORE,
         mask_prob=benchmark.MASK_PROB,
         seed=seed,
     )

@@ -1,4 +1,4 @@
-"""The batch contract: what a packed batch holds, how it is split into microbatches and counted.
+"""The batch contract: the keys of a packed batch and of a microbatch.
 
 ======================  ==========================================  ===========================
 key                     batch of one rank                           microbatch (one row)
@@ -12,15 +12,17 @@ num_tokens              list of int, if counted: real tokens        int
 num_targets             list of int, if counted: targets            int
 num_documents           list of int, if counted: documents          int
 loss_weight             list of int, in a step without targets: 1   int
-longest_wait_batches    int, if known: of its documents
-displacement_documents  int, if known: sum over its documents
+longest_wait_batches    int, if known: largest wait of a document
+displacement_documents  int, if known: sum over the documents
 ======================  ==========================================  ===========================
 
-Without masking `labels` is None and `attention_mask` is missing. The padding at the end of a row is one
-more segment of `cu_seqlens`, never a document. The counts are plain ints, so that nothing has to be
-counted on the device; docs/what_a_packed_batch_weighs.md says what they are for. A document has waited for the
-batches that were packed since it was read, and its displacement is how many places it has moved from reading order:
-large figures would be a curriculum that nobody asked for.
+If the packer does not mask, `labels` is None and `attention_mask` is missing. The padding at the end of a row is one
+more segment of `cu_seqlens`, but it is not a document. The counts are plain ints, so nothing has to be counted on the
+device. docs/what_a_packed_batch_weighs.md says what the counts are for.
+
+The wait of a document is the number of batches that were packed since the document was read. The displacement of a
+document is the number of documents by which packing has moved it from reading order. Both should stay small: large
+values mean that documents are trained on in another order than the data set's.
 """
 
 from typing import Any
@@ -28,24 +30,30 @@ from typing import Any
 import torch
 
 Batch = dict[str, Any]
-"""A batch or microbatch, as the table of this module says."""
+"""A batch or a microbatch with the keys in the table of this module."""
 
 IGNORE_INDEX = -100
-"""Label of a slot that is no target."""
+"""Label of a slot without a target."""
 
 COUNTS = ("num_tokens", "num_targets", "num_documents", "loss_weight")
+"""Keys that hold one int per row."""
 
 
 def with_equal_weights(batch: Batch) -> Batch:
-    """The batch of a step in which no rank has a target: its losses are 0, and Composer divides by their weights."""
+    """Return the batch with a `loss_weight` of 1 per row, for a step in which no rank has a target.
+
+    All losses of such a step are 0. Composer divides their sum by the sum of the weights, which must not be 0.
+    """
     return batch | {"loss_weight": [1] * len(batch["input_ids"])}
 
 
 def with_counts(batch: Batch) -> Batch:
-    """The batch with `num_tokens`, `num_targets` and `num_documents` per row, where it does not have them yet.
+    """Return the batch with `num_tokens`, `num_targets` and `num_documents`: a list of one int per row for each key.
+
+    A batch that has these counts already is returned as it is.
 
     Raises:
-        ValueError: there is no `attention_mask`, or labels mark what is no target by another number than -100.
+        ValueError: the batch has no `attention_mask`, or slots without a target have another label than -100.
     """
     if "num_tokens" in batch:
         return batch
@@ -54,7 +62,7 @@ def with_counts(batch: Batch) -> Batch:
         raise ValueError("a batch without attention_mask cannot be counted: nothing tells padding from documents")
     labels = batch.get("labels")
     if labels is not None and (lowest := int(labels.min())) < 0 and lowest != IGNORE_INDEX:
-        raise ValueError(f"labels hold {lowest}: what is no target must be {IGNORE_INDEX} (ignore_token_id)")
+        raise ValueError(f"labels hold {lowest}: slots without a target must hold {IGNORE_INDEX} (ignore_token_id)")
     return batch | {
         "num_tokens": attention_mask.sum(-1).tolist(),
         "num_targets": [0] * len(attention_mask) if labels is None else (labels != IGNORE_INDEX).sum(-1).tolist(),
@@ -66,11 +74,15 @@ def with_counts(batch: Batch) -> Batch:
 
 
 def check_batch(batch: Batch) -> None:
-    """Raise ValueError where a batch breaks the contract of this module.
+    """Raise ValueError if a batch breaks the contract of this module.
 
-    Shapes and dtypes are the table's; `cu_seqlens` starts at 0, strictly increases and ends at the row length;
-    `max_seqlen` is the longest segment; `attention_mask` is 1 up to the end of the last document and 0 behind
-    it; no target lies behind it.
+    Training does not call this check. It is for tests, also for those of your own packer, loader or collate function.
+
+    - Shapes and dtypes are those of the table.
+    - `cu_seqlens` starts at 0, strictly increases and ends at the row length.
+    - `max_seqlen` is the length of the longest segment.
+    - `attention_mask` is 1 up to the end of the last document and 0 after it.
+    - No target lies after the last document.
     """
     rows, row_len = batch["input_ids"].shape
     for key in ("input_ids", "labels", "attention_mask"):
@@ -78,7 +90,9 @@ def check_batch(batch: Batch) -> None:
         if tensor is not None and (tensor.dtype != torch.int64 or tensor.shape != (rows, row_len)):
             raise ValueError(f"{key} is {tensor.dtype} {tuple(tensor.shape)}, not int64 {(rows, row_len)}")
     if not len(batch["cu_seqlens"]) == len(batch["max_seqlen"]) == rows:
-        raise ValueError(f"{len(batch['cu_seqlens'])} cu_seqlens, {len(batch['max_seqlen'])} max_seqlen, {rows} rows")
+        raise ValueError(
+            f"{rows} rows have {len(batch['cu_seqlens'])} cu_seqlens and {len(batch['max_seqlen'])} max_seqlen"
+        )
     for row in range(rows):
         cu_seqlens = batch["cu_seqlens"][row]
         lengths = cu_seqlens.diff()
@@ -97,7 +111,7 @@ def check_batch(batch: Batch) -> None:
         ends = (row_len, int(cu_seqlens[-2]))
         if real_tokens not in ends or not attention_mask[:real_tokens].all():
             raise ValueError(
-                f"row {row}: attention_mask has {real_tokens} ones, cu_seqlens ends at {ends[1]} or {row_len}"
+                f"row {row}: attention_mask has {real_tokens} ones, not {ends[1]} or {row_len} as cu_seqlens says"
             )
         if batch.get("labels") is not None and (batch["labels"][row, real_tokens:] != IGNORE_INDEX).any():
-            raise ValueError(f"row {row}: a target lies behind the last document, at {real_tokens} or later")
+            raise ValueError(f"row {row}: a target lies after the last document, which ends at {real_tokens}")

@@ -1,4 +1,7 @@
-"""How a packed batch is split into microbatches and how its tokens, documents and targets are counted."""
+"""Split a packed batch into microbatches, and count its tokens, documents and targets.
+
+Composer calls these functions on whole batches (`cu_seqlens` is a list) and on microbatches (`cu_seqlens` is a tensor).
+"""
 
 import torch
 
@@ -14,14 +17,14 @@ def split_packed_batch(
     """Split a packed batch into microbatches of one row each.
 
     Args:
-        batch: a batch, as the table of this module says.
-        microbatch_size: what Composer hands over; a row is a microbatch whatever it says.
-        padding_tolerance: rows with a larger share of padding lose the padding and its segment; one that is
-            nothing else keeps it.
-        mark_dynamic: tell the compiler that dimension 0 of `cu_seqlens` varies.
+        batch: a batch with the keys in the table of `batch.contract`.
+        microbatch_size: Composer passes this argument; it has no effect, because a row is always one microbatch.
+        padding_tolerance: share of padding, 0 to 1. A row with a larger share loses its padding, and the segment of
+            the padding. A row that is nothing but padding keeps it.
+        mark_dynamic: tell `torch.compile` that dimension 0 of `cu_seqlens` varies.
 
     Returns:
-        One dict per row, as the table of this module says.
+        One microbatch per row, with the keys in the table of `batch.contract`.
 
     Raises:
         ValueError: `padding_tolerance` is negative or nan.
@@ -52,7 +55,7 @@ def split_packed_batch(
 
 
 def _cut_padding(micro: Batch, padding_tolerance: float) -> None:
-    """Cut the padding off a row that has more of it than tolerated."""
+    """Cut off the padding of a row, in place, if the row has more padding than tolerated."""
     if padding_tolerance >= 1.0:
         return
     row_len = len(micro["input_ids"])
@@ -67,9 +70,9 @@ def _cut_padding(micro: Batch, padding_tolerance: float) -> None:
 
 
 def get_num_tokens_in_packed_batch(batch: Batch) -> int:
-    """Real tokens of a batch or microbatch, as a builtin int.
+    """Return the number of real tokens in a batch or microbatch, as a builtin int.
 
-    Without `attention_mask` or counts nothing tells padding from a document; every slot is counted then.
+    Without counts and `attention_mask`, nothing tells padding from documents. Then every slot is counted.
     """
     if "num_tokens" in batch:
         return _total(batch["num_tokens"])
@@ -80,9 +83,9 @@ def get_num_tokens_in_packed_batch(batch: Batch) -> int:
 
 
 def get_num_samples_in_packed_batch(batch: Batch) -> int:
-    """Documents of a batch or microbatch, as a builtin int; padding is none.
+    """Return the number of documents in a batch or microbatch, as a builtin int. Padding does not count.
 
-    Without `attention_mask` or counts nothing tells padding from a document; every segment is counted then.
+    Without counts and `attention_mask`, nothing tells padding from documents. Then every segment is counted.
     """
     if "num_documents" in batch:
         return _total(batch["num_documents"])
@@ -96,7 +99,7 @@ def get_num_samples_in_packed_batch(batch: Batch) -> int:
 
 
 def get_num_targets_in_packed_batch(batch: Batch) -> int:
-    """Targets of a batch or microbatch, as a builtin int; 0 where there are no labels."""
+    """Return the number of targets in a batch or microbatch, as a builtin int. It is 0 without labels."""
     if "num_targets" in batch:
         return _total(batch["num_targets"])
     labels = batch.get("labels")
@@ -104,10 +107,10 @@ def get_num_targets_in_packed_batch(batch: Batch) -> int:
 
 
 def get_token_counts_in_packed_batch(batch: Batch) -> dict[str, int]:
-    """Composer's two token counts: `total` runs the clock, `loss_generating` weighs a microbatch's loss.
+    """Return Composer's two token counts: `total` moves the clock, `loss_generating` weighs a microbatch's loss.
 
-    With `Trainer(accumulate_train_batch_on_tokens=True)` each target then has the same weight, in
-    whichever row or rank it lies.
+    With `Trainer(accumulate_train_batch_on_tokens=True)` each target then has the same weight, whatever its row and
+    rank.
     """
     weight = batch.get("loss_weight")
     return {

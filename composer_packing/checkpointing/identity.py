@@ -1,7 +1,7 @@
-"""What a checkpoint says of the run it is of, and what must agree before another starts from it.
+"""What a checkpoint says about its run, and what must match before another run starts from the checkpoint.
 
-Weights are of no use without the tokenizer they were trained with, and mean something else in a model that has the same
-shapes and another window. Both are kept in the checkpoint itself, so that they cannot be exchanged.
+Weights are of no use without the tokenizer that they were trained with. In a model with other windows they have the
+same shapes and mean something else. So the checkpoint itself holds both the tokenizer and the settings of the model.
 """
 
 from dataclasses import dataclass
@@ -11,50 +11,54 @@ from typing import Any
 import torch
 from composer import Callback
 
-from composer_packing.common.durations import parse_duration
+from composer_packing.common.durations import UNITS, parse_duration
 from composer_packing.common.errors import ConfigError
+from composer_packing.common.resume import Resume, keys_that_are
 from composer_packing.common.snapshots import differences
-from composer_packing.config.schema import TrainConfig
-
-FREE = ("initializer_range",)
-"""Keys of a model in which the run that goes on may differ from the one that was."""
-
-FREE_WEIGHTS = ("causal", "attn_out_dropout", *FREE)
-"""Keys in which one that takes only the weights may."""
-
-CLOCK = {"tok": "token", "sp": "sample", "ba": "batch"}
-"""Composer's names of what durations count."""
+from composer_packing.config.schema import OptimizerConfig, TrainConfig
+from composer_packing.model.config import ModernBertConfig
 
 
 class RunIdentity(Callback):
-    """Puts the tokenizer, the shape of the model and the settings of the optimizer into every checkpoint.
+    """Puts the tokenizer and the settings of model and optimizer into every checkpoint.
 
-    They are at `["state"]["callbacks"]["RunIdentity"]`: `"tokenizer"`, the text of it, `"model"`, the keys of
-    `ModernBertConfig`, and `"optimizer"`, those of `OptimizerConfig`.
+    A checkpoint holds three values at `["state"]["callbacks"]["RunIdentity"]`:
+
+    =============  =====================================================
+    key            value
+    =============  =====================================================
+    `"tokenizer"`  text of the tokenizer, as `TextTokenizer` has it
+    `"model"`      the keys of `ModernBertConfig`
+    `"optimizer"`  the keys of `OptimizerConfig`, as `optimizer.lr`
+    =============  =====================================================
 
     Args:
-        tokenizer: its text, as `TextTokenizer` has it.
+        tokenizer: text of the tokenizer.
         config: the run.
     """
 
     def __init__(self, tokenizer: str, config: TrainConfig) -> None:
-        self._state = {"tokenizer": tokenizer, "model": dict(vars(config.model)), "optimizer": _optimizer_of(config)}
+        self._state = {
+            "tokenizer": tokenizer,
+            "model": dict(vars(config.model)),
+            "optimizer": _optimizer_settings(config),
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint gets."""
+        """Return what a checkpoint is to hold."""
         return self._state
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint says of its run.
+    """What a checkpoint says about its run.
 
     Attributes:
-        path: as it was given.
-        run_name: of the run that wrote it.
-        tokenizer: text of the tokenizer that it was trained with.
-        clock: tokens, documents and batches that it was trained on, by unit.
-        owes_evaluation: the evaluation behind its last batch was broken off.
+        path: path or address of the checkpoint, as `load_path` gives it.
+        run_name: name of the run that wrote the checkpoint.
+        tokenizer: text of the tokenizer that the run was trained with.
+        clock: number of tokens, documents and batches that the run was trained on, by unit.
+        owes_evaluation: the evaluation after the last batch was broken off.
     """
 
     path: str
@@ -64,61 +68,67 @@ class Checkpoint:
     owes_evaluation: bool = False
 
     def check_tokenizer(self, tokenizer: str) -> None:
-        """Raise ConfigError unless it was trained with the tokenizer of this text."""
+        """Raise ConfigError if the run was trained with another tokenizer than the one with this text."""
         if self.tokenizer != tokenizer:
             raise ConfigError(
-                f"checkpoint {self.path}: was trained with another tokenizer; give that one, or for data.docs the same "
-                f"packages and vocab_size, or another checkpoint"
+                f"checkpoint {self.path}: was trained with another tokenizer; give that tokenizer (for data.docs the "
+                f"same packages and vocab_size) or another checkpoint"
             )
 
     def is_end_of(self, config: TrainConfig) -> bool:
-        """Whether a run that goes on from it has nothing left to do."""
+        """Return whether a run that resumes from the checkpoint has nothing left to do."""
         end = parse_duration("max_duration", config.max_duration)
         return not config.load_weights_only and self.clock[end.unit] >= end.count and not self.owes_evaluation
 
 
 def read_checkpoint(config: TrainConfig, path: Path) -> Checkpoint:
-    """What the checkpoint that a run loads says of its own.
+    """Return what a checkpoint says about its run, after a check that this run may start from the checkpoint.
+
+    The file is a pickle: reading it runs the code that it holds. Composer reads checkpoints in the same way.
 
     Args:
-        config: the run.
-        path: the file that its `load_path` names, or a copy of it.
+        config: the run. Its `load_path` is the name of the checkpoint in errors.
+        path: the file at `load_path`, or a copy of it.
 
     Raises:
-        ConfigError: the checkpoint is not there or damaged, or comes from another model, or another optimizer where
-            that goes on.
+        ConfigError: the file is missing or damaged; the checkpoint comes from a model with other settings; or the run
+            resumes, and the checkpoint comes from an optimizer with other settings.
     """
-    load_path = config.load_path
+    load_path, resumes = config.load_path, not config.load_weights_only
     assert load_path is not None
     if not path.is_file():
         wrong = "is a folder; give a file in it" if path.is_dir() else "there is no such file; train it first"
         raise ConfigError(f"load_path={load_path}: {wrong}, or give another checkpoint")
     try:
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=False)["state"]
-        there, timestamp = state["callbacks"].get("RunIdentity"), state["timestamp"]["Timestamp"]
-        clock = {unit: int(timestamp[name]) for unit, name in CLOCK.items()}
+        saved, timestamp = state["callbacks"].get("RunIdentity"), state["timestamp"]["Timestamp"]
+        clock = {unit: int(timestamp[names.timestamp_name]) for unit, names in UNITS.items()}
         run_name = str(state["run_name"])
-        stopped = state["callbacks"].get("StopAtSigterm", {})
-    except Exception as error:  # unpickling raises what it likes
-        raise ConfigError(f"load_path={load_path}: is no whole checkpoint of a run ({type(error).__name__})") from error
-    if there is None:
-        raise ConfigError(f"load_path={load_path}: holds no RunIdentity, as those of train.py do; give one that does")
-    goes_on = not config.load_weights_only
-    for key, value in vars(config.model).items():
-        if key not in (FREE if goes_on else FREE_WEIGHTS) and there["model"].get(key) != value:
-            raise ConfigError(
-                f"checkpoint {load_path}: was trained with model.{key}={there['model'].get(key)}, not {value}; "
-                f"give the same"
-            )
-    found = differences(there.get("optimizer", {}), _optimizer_of(config))
-    if goes_on and (found or "optimizers" not in state):
+        stop_at_sigterm = state["callbacks"].get("StopAtSigterm", {})
+    except Exception as error:  # a damaged pickle can raise any error
         raise ConfigError(
-            f"checkpoint {load_path}: its optimizer must go on as it is: {'; '.join(found) or 'there is none'}; give "
-            f"the same, or begin another run_name from its weights, with load_weights_only=true"
-        )
-    return Checkpoint(load_path, run_name, there["tokenizer"], clock, bool(stopped.get("owes_evaluation")))
+            f"load_path={load_path}: is not a whole checkpoint of a run ({type(error).__name__})"
+        ) from error
+    if saved is None:
+        raise ConfigError(f"load_path={load_path}: has no RunIdentity; give a checkpoint that train.py has written")
+    for key in keys_that_are(ModernBertConfig, Resume.WEIGHTS, *([Resume.TRAINING] if resumes else [])):
+        was, value = saved["model"].get(key), getattr(config.model, key)
+        if was != value:
+            raise ConfigError(f"checkpoint {load_path}: was trained with model.{key}={was}, not {value}; give the same")
+    if resumes:
+        found = differences(saved.get("optimizer", {}), _optimizer_settings(config))
+        if "optimizers" not in state:
+            found = ["the checkpoint has none"]
+        if found:
+            raise ConfigError(
+                f"checkpoint {load_path}: the optimizer must stay as it was: {'; '.join(found)}; give the same, or "
+                f"start another run_name from these weights, with load_weights_only=true"
+            )
+    return Checkpoint(load_path, run_name, saved["tokenizer"], clock, bool(stop_at_sigterm.get("owes_evaluation")))
 
 
-def _optimizer_of(config: TrainConfig) -> dict[str, Any]:
-    settings = vars(config.optimizer) | {"betas": list(config.optimizer.betas)}
+def _optimizer_settings(config: TrainConfig) -> dict[str, Any]:
+    """Return the settings from which the optimizer's moments and steps follow."""
+    settings = {key: getattr(config.optimizer, key) for key in keys_that_are(OptimizerConfig, Resume.TRAINING)}
+    settings["betas"] = list(settings["betas"])  # as checkpoints hold them
     return {f"optimizer.{key}": value for key, value in settings.items()}

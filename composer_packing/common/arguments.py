@@ -1,4 +1,4 @@
-"""Checks of arguments: each raises an error of one line that names the argument and shows its value."""
+"""Checks of arguments. Each error is one line that names the argument and shows its value."""
 
 import enum
 import operator
@@ -8,7 +8,16 @@ Choice = TypeVar("Choice", bound=enum.Enum)
 
 
 def parse_choice(kind: type[Choice], name: str, value: Any) -> Choice:
-    """The member of an enum, given as itself or as its value; ValueError that calls it `name` where there is none."""
+    """Return the member of an enum that `value` names.
+
+    Args:
+        kind: the enum.
+        name: what errors call the argument.
+        value: a member, or the value of a member.
+
+    Raises:
+        ValueError: no member has this value.
+    """
     for member in kind:
         if value in (member, member.value):
             return member
@@ -16,7 +25,7 @@ def parse_choice(kind: type[Choice], name: str, value: Any) -> Choice:
 
 
 def check_ints(**numbers: int) -> None:
-    """Raise TypeError where a number is no int, and ValueError where it does not fit int64."""
+    """Raise TypeError if a number is not an int, ValueError if a number does not fit int64."""
     for name, number in numbers.items():
         try:
             fits = -(2**63) <= operator.index(number) < 2**63
@@ -27,7 +36,7 @@ def check_ints(**numbers: int) -> None:
 
 
 def check_positive(**numbers: int) -> None:
-    """Raise TypeError where a number is no int, and ValueError where it is below 1."""
+    """Raise TypeError if a number is not an int, ValueError if a number is below 1 or does not fit int64."""
     check_ints(**numbers)
     for name, number in numbers.items():
         if number < 1:
@@ -35,6 +44,6 @@ def check_positive(**numbers: int) -> None:
 
 
 def check_ratio(name: str, value: float) -> None:
-    """Raise ValueError unless `value`, called `name`, lies between 0 and 1."""
+    """Raise ValueError unless `value` lies between 0 and 1. Errors call the argument `name`."""
     if not 0 <= value <= 1:
         raise ValueError(f"{name}={value} must lie between 0 and 1")

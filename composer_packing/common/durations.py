@@ -1,15 +1,15 @@
-"""Durations: read once, resolved against the length of the training, shared out among ranks.
+"""Durations and their units.
 
-A duration is a number and a unit, as Composer writes them: `1000tok` real tokens, `50sp` documents, `10ba`
-batches, or `0.1dur`, a share of the training. Tokens and documents are counted over all ranks. In Python an
-int is a number of tokens.
+A duration is a number and a unit, as Composer writes them: `1000tok` real tokens, `50sp` documents, `10ba` batches, or
+`0.1dur`, a share of the training. Tokens and documents are counted over all ranks. In Python a bare int is a number of
+tokens.
 """
 
 import math
 import numbers
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 if TYPE_CHECKING:
     from composer import Time
@@ -17,8 +17,21 @@ if TYPE_CHECKING:
 DurationLike = Union[int, str, "Time[int]", "Time[float]"]
 """A duration as users give it: a string, a `composer.Time`, or an int for tokens."""
 
-UNITS = {"tok": "tokens", "sp": "documents", "ba": "batches"}
-"""Units that a packer can count itself, in words: real tokens, documents (Composer's samples), and batches."""
+
+class Unit(NamedTuple):
+    """The names of what a duration counts.
+
+    Attributes:
+        word: plural for messages.
+        timestamp_name: attribute of `composer.Timestamp`, and key of its `state_dict`.
+    """
+
+    word: str
+    timestamp_name: str
+
+
+UNITS = {"tok": Unit("tokens", "token"), "sp": Unit("documents", "sample"), "ba": Unit("batches", "batch")}
+"""Units that a packer can count itself: real tokens, documents (Composer's samples) and batches."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +39,21 @@ class Duration:
     """A whole number of tokens, documents or batches.
 
     Attributes:
-        count: at least 0; over all ranks.
-        unit: one of `UNITS`.
+        count: at least 0, over all ranks.
+        unit: a key of `UNITS`.
     """
 
     count: int
     unit: str
 
     def __str__(self) -> str:
-        """As Composer writes it."""
+        """The duration as Composer writes it."""
         return f"{self.count}{self.unit}"
 
     def local(self, world_size: int) -> int:
-        """What one of `world_size` ranks counts meanwhile, rounded up; a batch is one on every rank.
+        """Return what each of `world_size` ranks counts in this duration.
+
+        Ranks share tokens and documents; shares are rounded up. A batch counts on every rank.
 
         Raises:
             ValueError: `world_size` is below 1.
@@ -49,16 +64,16 @@ class Duration:
 
 
 def parse_duration(name: str, time: DurationLike, least: int = 0, max_duration: Duration | None = None) -> Duration:
-    """Read a duration.
+    """Return a duration in tokens, documents or batches.
 
     Args:
-        name: what to call it in errors.
-        time: the duration.
+        name: what errors call the duration.
+        time: the duration as the user gives it.
         least: smallest count that makes sense.
-        max_duration: length of the training, of which `dur` is a share, rounded down; without it `dur` is an error.
+        max_duration: length of the training. `0.1dur` is a tenth of it, rounded down. Without it `dur` is an error.
 
     Raises:
-        ValueError: anything else than a duration in the units above: empty, negative, not finite, in seconds or epochs.
+        ValueError: `time` is not a duration in these units, is negative, is below `least`, or does not fit int64.
     """
     duration = _parse(time, max_duration)
     if duration is None:
@@ -67,18 +82,19 @@ def parse_duration(name: str, time: DurationLike, least: int = 0, max_duration: 
     if duration.count < 0:
         raise ValueError(f"{name}={time!r} must not be negative")
     if duration.count >= 2**63:
-        raise ValueError(f"{name}={time!r} is too long; it must be below 2**63 {UNITS[duration.unit]}")
+        raise ValueError(f"{name}={time!r} is too long; it must be below 2**63 {UNITS[duration.unit].word}")
     if duration.count < least:
         raise ValueError(f"{name}={time!r} comes to {duration}; it must be at least {least}{duration.unit}")
     return duration
 
 
 def _parse(time: DurationLike, max_duration: Duration | None) -> Duration | None:
+    """Return the duration, or None if `time` is not a duration in the units of `UNITS` or `dur`."""
     if isinstance(time, bool):
         return None
     if isinstance(time, numbers.Integral):
         return Duration(int(time), "tok")
-    from composer import Time  # late: durations given as ints need no Composer
+    from composer import Time  # imported here because durations that are ints need no Composer
 
     try:
         parsed = Time.from_timestring(time) if isinstance(time, str) else time
@@ -89,6 +105,7 @@ def _parse(time: DurationLike, max_duration: Duration | None) -> Duration | None
     if parsed.unit.value in UNITS:
         return Duration(int(parsed.value), parsed.unit.value)
     if parsed.unit.value == "dur" and max_duration is not None and math.isfinite(parsed.value):
-        share = Decimal(repr(float(parsed.value)))  # as it was written: 0.29 of 100 is 29, and two halves fit a whole
+        # Decimal takes the share as the user wrote it: 0.29dur of 100 is 29. In floats it would be 28.
+        share = Decimal(repr(float(parsed.value)))
         return Duration(math.floor(share * max_duration.count), max_duration.unit)
     return None

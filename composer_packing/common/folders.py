@@ -12,13 +12,15 @@ from filelock import FileLock
 
 @contextlib.contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Hold a lock for a file, be it there or not; the system takes it back from a dead process.
+    """Hold a lock that belongs to a path, whether or not a file exists there.
+
+    The lock is on the file `{file}.lock`. The system releases the lock of a process that dies.
 
     Raises:
-        OSError: its folder cannot be made, or the disk has no such locks.
+        OSError: the folder of `file` cannot be made, or the disk has no file locks.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    # The library's other kind is a file that outlives its process: all would wait for one that was killed elsewhere.
+    # The library's fallback lock is a file that outlives its process: after a kill every other process would wait.
     lock = FileLock(f"{file}.lock", fallback_to_soft=False)
     try:
         lock.acquire()
@@ -33,17 +35,17 @@ def locked(file: Path) -> Iterator[None]:
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> None:
-    """See to it that a folder is there, filled by one of those that want it.
+    """Make sure that a folder exists. If it does not, exactly one of the processes that ask builds it.
 
-    Those that ask at the same time wait for the one that builds. A build that was killed leaves a hidden folder
-    ending in `.building`, which the next build removes.
+    Processes that ask at the same time wait for the process that builds. A build that was killed leaves a hidden
+    folder whose name ends in `.building`; the next build removes this folder.
 
     Args:
-        folder: what is to be there.
-        build: fills an empty folder that is given to it.
+        folder: the folder that must exist.
+        build: fills the empty folder that it is given.
 
     Raises:
-        OSError: the folder cannot be made or written; and whatever `build` raises.
+        OSError: the folder cannot be made or written. Errors of `build` pass through.
     """
     if folder.exists():
         return

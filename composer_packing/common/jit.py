@@ -1,4 +1,4 @@
-"""Compiling: what moves tokens is compiled once, kept on disk, and runs without the interpreter's lock."""
+"""Compilation: functions that move tokens are compiled once, cached on disk, and run without the interpreter's lock."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,10 +9,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """Compile `function` with numba, without the interpreter's lock, cached on disk where that works.
+    """Return `function` compiled by numba. It runs without the interpreter's lock and is cached on disk if possible.
 
-    What is cached holds the constants of other files as they were when it was compiled, and numba looks at the
-    function's own file only. Who changes such a constant must empty the cache.
+    A cached function keeps the constants of other files as they were when it was compiled: numba checks only the
+    function's own file for changes. If you change such a constant, empty the cache.
     """
     try:
         jitted: Function = numba.njit(nogil=True, cache=True)(function)

@@ -5,6 +5,8 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from composer_packing.common.resume import Resume, key
+
 ON_ERROR = ("stop", "skip")
 """What becomes of a record that cannot be read."""
 
@@ -25,7 +27,7 @@ class DocsConfig:
         vocab_size: size of the tokenizer that is trained on it.
     """
 
-    vocab_size: int = 8192
+    vocab_size: int = key(8192, Resume.FINGERPRINT)
 
 
 @dataclass
@@ -40,11 +42,11 @@ class TextsConfig:
         on_error: stop at a record that cannot be read, or skip it and count it.
     """
 
-    train: list[str] = MISSING
-    val: list[str] | None = None
-    val_share: float = 0.01
-    tokenizer: str = MISSING
-    on_error: str = "stop"
+    train: list[str] = key(MISSING, Resume.FINGERPRINT)
+    val: list[str] | None = key(None, Resume.FINGERPRINT)
+    val_share: float = key(0.01, Resume.FINGERPRINT)
+    tokenizer: str = key(MISSING, Resume.FINGERPRINT)
+    on_error: str = key("stop", Resume.FINGERPRINT)
 
 
 @dataclass
@@ -55,7 +57,7 @@ class PlainTextConfig(TextsConfig):
         document_per: a document is a file, or what lies between blank lines (blank_line).
     """
 
-    document_per: str = "file"
+    document_per: str = key("file", Resume.FINGERPRINT)
 
 
 @dataclass
@@ -66,7 +68,7 @@ class RecordsConfig(TextsConfig):
         text_field: the field, or column, with the text.
     """
 
-    text_field: str = "text"
+    text_field: str = key("text", Resume.FINGERPRINT)
 
 
 @dataclass
@@ -82,12 +84,12 @@ class MdsConfig:
         tokenizer: as for text; null for the one that lies beside shards of `composer_packing.prepare`.
     """
 
-    folder: str = MISSING
-    train: str = "train"
-    val: str = "val"
-    column: str | None = None
-    bytes_dtype: str = "int64"
-    tokenizer: str | None = None
+    folder: str = key(MISSING, Resume.FINGERPRINT)
+    train: str = key("train", Resume.FINGERPRINT)
+    val: str = key("val", Resume.FREE)
+    column: str | None = key(None, Resume.FINGERPRINT)
+    bytes_dtype: str = key("int64", Resume.FINGERPRINT)
+    tokenizer: str | None = key(None, Resume.FINGERPRINT)
 
 
 @dataclass
@@ -104,13 +106,13 @@ class StreamConfig:
         choose: how many of its documents an epoch has.
     """
 
-    remote: str | None = None
-    local: str | None = None
-    train: str = "train"
-    val: str | None = "val"
-    proportion: float | None = None
-    repeat: float | None = None
-    choose: int | None = None
+    remote: str | None = key(None, Resume.FINGERPRINT)
+    local: str | None = key(None, Resume.FINGERPRINT)
+    train: str = key("train", Resume.FINGERPRINT)
+    val: str | None = key("val", Resume.FREE)
+    proportion: float | None = key(None, Resume.FINGERPRINT)
+    repeat: float | None = key(None, Resume.FINGERPRINT)
+    choose: int | None = key(None, Resume.FINGERPRINT)
 
 
 @dataclass
@@ -126,10 +128,10 @@ class StreamingConfig:
     """
 
     streams: dict[str, StreamConfig] = field(default_factory=dict)
-    column: str | None = None
-    bytes_dtype: str = "int64"
-    tokenizer: str | None = None
-    cache_limit: str | None = None
+    column: str | None = key(None, Resume.FINGERPRINT)
+    bytes_dtype: str = key("int64", Resume.FINGERPRINT)
+    tokenizer: str | None = key(None, Resume.FINGERPRINT)
+    cache_limit: str | None = key(None, Resume.FREE)
 
 
 @dataclass
@@ -147,7 +149,7 @@ class DataConfig:
         streaming: MDS shards anywhere.
     """
 
-    cache_folder: str = ".cache"
+    cache_folder: str = key(".cache", Resume.FREE)
     docs: DocsConfig | None = None
     text: PlainTextConfig | None = None
     jsonl: RecordsConfig | None = None

@@ -23,7 +23,8 @@ from composer_packing.data.prepare.stats import (
 )
 from composer_packing.data.prepare.text_cache import copy_texts_once
 from composer_packing.data.streams.documents import StreamedDocuments
-from composer_packing.data.streams.index import fetched_beside, local_folder, open_streams
+from composer_packing.data.streams.download import fetch_stream_file, local_folder
+from composer_packing.data.streams.index import open_streams
 from composer_packing.data.tokenizer import TextTokenizer, load_tokenizer
 from composer_packing.packing.options import Objective
 from composer_packing.packing.source_batch import FlatSourceBatch
@@ -155,11 +156,11 @@ def _of_streams(given: StreamingConfig, config: TrainConfig) -> Source:
     opened = [open_streams(given, split, config.cache_folder, config.seed) for split in ("train", "val")]
     first = next(iter(given.streams.values()))
     for name in TOKENIZER_FILES if given.tokenizer is None else ():
-        fetched_beside(first, f"{TOKENIZER}/{name}", config.cache_folder)
+        fetch_stream_file(first, f"{TOKENIZER}/{name}", config.cache_folder)
     beside = local_folder(first, config.cache_folder) / TOKENIZER
     tokenizer = _checked(tokenizer_for("data.streaming", given.tokenizer, beside), config)
     for name, stream in given.streams.items():
-        stats = stats_in(fetched_beside(stream, STATS, config.cache_folder))
+        stats = stats_in(fetch_stream_file(stream, STATS, config.cache_folder))
         check_made_with("data.streaming", Path(stream.remote or stream.local or name), stats, tokenizer)
     splits = []
     for streams in opened:

@@ -1,41 +1,46 @@
-"""The shape of the encoder as plain numbers. PyTorch is not needed to read them."""
+"""The shape of the encoder as plain numbers. This file imports no PyTorch, so the YAML schema can be built on it."""
 
 from dataclasses import dataclass
+
+from composer_packing.common.resume import Resume, key
 
 
 @dataclass
 class ModernBertConfig:
-    """Shape of the encoder. The names are Hugging Face's where it has one; the defaults are the base model's.
+    """Shape of the encoder. Defaults are those of ModernBERT base, and most names are Hugging Face's.
 
     Attributes:
-        vocab_size: rows of the embedding; ids lie below it.
+        vocab_size: number of rows of the embedding. Token ids are below it.
         hidden_size: width of the residual stream.
         intermediate_size: width of the gated feed-forward.
-        num_hidden_layers: layers.
-        num_attention_heads: heads; must divide `hidden_size` into even parts.
-        global_attn_every_n_layers: layer 0 and every n-th see whole documents.
-        local_attention: width of the window of the others, half to each side.
+        num_hidden_layers: number of layers.
+        num_attention_heads: number of heads. `hidden_size` divided by it must be a whole, even number.
+        global_attn_every_n_layers: layers 0, n, 2n and so on are global: a token sees its whole document.
+        local_attention: width in tokens of the window in all other layers, half of it to each side.
         global_rope_theta: rotary base of the global layers.
         local_rope_theta: rotary base of the windowed layers.
         norm_eps: epsilon of the layer norms.
-        attn_out_dropout: dropout on the attention's output projection, in training.
+        attn_out_dropout: dropout on the attention's output projection, in training only.
         initializer_range: standard deviation of the initial weights.
-        causal: a token sees only itself and what comes before it, in a windowed layer as far as half the window.
+        causal: a token sees only itself and the tokens before it. A windowed layer reaches back half the window.
+
+    Raises:
+        ValueError: a value is out of its range, or values do not go together.
     """
 
-    vocab_size: int = 50368
-    hidden_size: int = 768
-    intermediate_size: int = 1152
-    num_hidden_layers: int = 22
-    num_attention_heads: int = 12
-    global_attn_every_n_layers: int = 3
-    local_attention: int = 128
-    global_rope_theta: float = 160_000.0
-    local_rope_theta: float = 10_000.0
-    norm_eps: float = 1e-5
-    attn_out_dropout: float = 0.1
-    initializer_range: float = 0.02
-    causal: bool = False
+    vocab_size: int = key(50368, Resume.WEIGHTS)
+    hidden_size: int = key(768, Resume.WEIGHTS)
+    intermediate_size: int = key(1152, Resume.WEIGHTS)
+    num_hidden_layers: int = key(22, Resume.WEIGHTS)
+    num_attention_heads: int = key(12, Resume.WEIGHTS)
+    global_attn_every_n_layers: int = key(3, Resume.WEIGHTS)
+    local_attention: int = key(128, Resume.WEIGHTS)
+    global_rope_theta: float = key(160_000.0, Resume.WEIGHTS)
+    local_rope_theta: float = key(10_000.0, Resume.WEIGHTS)
+    norm_eps: float = key(1e-5, Resume.WEIGHTS)
+    attn_out_dropout: float = key(0.1, Resume.TRAINING)
+    initializer_range: float = key(0.02, Resume.FREE)
+    causal: bool = key(False, Resume.TRAINING)
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -1,10 +1,13 @@
-"""ModernBERT (Warner et al., 2024) on one packed row: no padding to skip, no batch dimension.
+"""ModernBERT (Warner et al., 2024) on one packed row. There is no batch dimension.
 
-The architecture: pre-norm without biases, a gated feed-forward, rotary positions that restart with every
-document, global attention in every third layer and a window elsewhere, a decoder tied to the embedding.
-With causal attention the same model predicts next tokens. Names and shapes of the parameters are those of Hugging
-Face's `ModernBertForMaskedLM`, so that weights go both ways. Linear layers see the row's tokens as they are;
-attention is `attention.attend`.
+- Layers have a norm before attention and before the feed-forward, and no biases. The feed-forward is gated.
+- Rotary positions restart with every document.
+- By default every third layer attends to whole documents, and all other layers attend within a window.
+- The decoder shares its weights with the embedding.
+- With causal attention the same model predicts next tokens.
+
+Names and shapes of the parameters are those of Hugging Face's `ModernBertForMaskedLM`, so weights can be moved in both
+directions. Only attention looks at where documents start and end. All other layers treat each token of the row alone.
 """
 
 from typing import NamedTuple
@@ -19,12 +22,13 @@ from composer_packing.model.config import ModernBertConfig
 
 
 class LanguageModelOutput(NamedTuple):
-    """What the model gives for one row.
+    """Output of the model for one row.
 
     Attributes:
-        logits: `(targets, vocab_size)` at the targets, `(row_len, vocab_size)` where there are no labels.
-        targets: int64 `(targets,)`, or None.
-        loss: mean cross entropy over the targets, or None. 0, with a zero gradient, where there are none.
+        logits: `(targets, vocab_size)` at the targets. Without labels `(row_len, vocab_size)`, one for each slot.
+        targets: labels of the targets, int64 `(targets,)`. None without labels.
+        loss: mean cross entropy over the targets, in nats. None without labels. A row without targets has a loss of 0
+            with a zero gradient.
     """
 
     logits: Tensor
@@ -37,7 +41,7 @@ def _norm(config: ModernBertConfig) -> nn.LayerNorm:
 
 
 class Embeddings(nn.Module):
-    """Token embedding and its norm."""
+    """Token embedding, followed by a norm."""
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
@@ -45,13 +49,13 @@ class Embeddings(nn.Module):
         self.norm = _norm(config)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """`(row_len,)` ids to `(row_len, hidden_size)`."""
+        """Map ids `(row_len,)` to `(row_len, hidden_size)`."""
         embedded: Tensor = self.norm(self.tok_embeddings(input_ids))
         return embedded
 
 
 class Attention(nn.Module):
-    """Rotary self-attention within documents, global or windowed, to both sides or back only."""
+    """Self-attention within documents, with rotary positions: global or windowed, to both sides or causal."""
 
     def __init__(self, config: ModernBertConfig, layer: int) -> None:
         super().__init__()
@@ -64,7 +68,7 @@ class Attention(nn.Module):
         self.out_drop = nn.Dropout(config.attn_out_dropout)
 
     def forward(self, hidden: Tensor, segments: Segments, rotary: "Rotary") -> Tensor:
-        """`(row_len, hidden_size)` to the same."""
+        """Map `(row_len, hidden_size)` to the same shape."""
         qkv = self.Wqkv(hidden).unflatten(-1, (3, self.heads, -1))
         attended = attend(rotary.turn(qkv), segments, self.window, self.causal)
         out: Tensor = self.out_drop(self.Wo(attended.flatten(1)))
@@ -72,7 +76,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Gated feed-forward with GELU."""
+    """Feed-forward, gated by GELU."""
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
@@ -80,35 +84,35 @@ class MLP(nn.Module):
         self.Wo = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`(row_len, hidden_size)` to the same."""
+        """Map `(row_len, hidden_size)` to the same shape."""
         value, gate = self.Wi(hidden).chunk(2, dim=-1)
         out: Tensor = self.Wo(F.gelu(value) * gate)
         return out
 
 
 class Layer(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to the stream."""
+    """Attention, then feed-forward. Each comes after a norm, and its output is added to the residual stream."""
 
     def __init__(self, config: ModernBertConfig, layer: int) -> None:
         super().__init__()
-        # The embedding's norm already stands before the first attention.
+        # The first attention follows the norm of the embedding and needs no other.
         self.attn_norm = nn.Identity() if layer == 0 else _norm(config)
         self.attn = Attention(config, layer)
         self.mlp_norm = _norm(config)
         self.mlp = MLP(config)
 
     def forward(self, hidden: Tensor, segments: Segments, rotary: "Rotary") -> Tensor:
-        """`(row_len, hidden_size)` to the same."""
+        """Map `(row_len, hidden_size)` to the same shape."""
         hidden = hidden + self.attn(self.attn_norm(hidden), segments, rotary)
         out: Tensor = hidden + self.mlp(self.mlp_norm(hidden))
         return out
 
 
 class Rotary:
-    """Rotations of queries and keys for the positions of one row (Su et al., 2021), in fp32.
+    """Rotations of queries and keys by the positions of one row (Su et al., 2021), in fp32.
 
     Args:
-        position: `(row_len,)`, place of each token in its document.
+        position: position of each token in its document, `(row_len,)`.
         head_dim: width of a head.
         theta: rotary base.
     """
@@ -116,11 +120,11 @@ class Rotary:
     def __init__(self, position: Tensor, head_dim: int, theta: float) -> None:
         exponents = torch.arange(0, head_dim, 2, device=position.device, dtype=torch.float32) / head_dim
         angles = position[:, None].float() * theta**-exponents
-        self.cos = torch.cat([angles, angles], dim=-1).cos()[:, None, None]  # over q and k, and heads
+        self.cos = torch.cat([angles, angles], dim=-1).cos()[:, None, None]  # the same for q and k and all heads
         self.sin = torch.cat([angles, angles], dim=-1).sin()[:, None, None]
 
     def turn(self, qkv: Tensor) -> Tensor:
-        """Rotate queries and keys of `(row_len, 3, heads, head_dim)`; the dtype stays."""
+        """Return `qkv`, `(row_len, 3, heads, head_dim)`, with queries and keys rotated and its dtype kept."""
         query_key, value = qkv[:, :2], qkv[:, 2:]
         first, second = query_key.chunk(2, dim=-1)
         turned = query_key * self.cos + torch.cat([-second, first], dim=-1) * self.sin
@@ -128,7 +132,7 @@ class Rotary:
 
 
 class ModernBertModel(nn.Module):
-    """The encoder: one row of ids to one row of hidden states."""
+    """The encoder: maps the ids of a row to hidden states."""
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
@@ -138,12 +142,12 @@ class ModernBertModel(nn.Module):
         self.final_norm = _norm(config)
 
     def forward(self, input_ids: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Tensor:
-        """Encode one row.
+        """Return the hidden states of one row.
 
         Args:
             input_ids: int64 `(row_len,)`.
             cu_seqlens: int32 `(segments + 1,)`.
-            max_seqlen: longest segment.
+            max_seqlen: length of the longest segment.
 
         Returns:
             `(row_len, hidden_size)`.
@@ -161,7 +165,7 @@ class ModernBertModel(nn.Module):
 
 
 class PredictionHead(nn.Module):
-    """Dense layer, GELU and norm before the decoder."""
+    """Linear layer, GELU and norm before the decoder."""
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
@@ -169,15 +173,15 @@ class PredictionHead(nn.Module):
         self.norm = _norm(config)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`(tokens, hidden_size)` to the same."""
+        """Map `(tokens, hidden_size)` to the same shape."""
         out: Tensor = self.norm(F.gelu(self.dense(hidden)))
         return out
 
 
 class ModernBertForMaskedLM(nn.Module):
-    """Encoder, prediction head and decoder. Logits are made at the targets only.
+    """Encoder, prediction head and decoder. With labels, logits are computed at the targets only.
 
-    A label belongs to the slot that predicts it: the model shifts nothing, whatever the objective.
+    The label of a slot is what this slot must predict. The model shifts no labels, also when it predicts next tokens.
     """
 
     def __init__(self, config: ModernBertConfig) -> None:
@@ -189,7 +193,10 @@ class ModernBertForMaskedLM(nn.Module):
         self._init_weights(config)
 
     def _init_weights(self, config: ModernBertConfig) -> None:
-        """Truncated normal; what writes into the residual stream starts smaller, with depth (Megatron-LM)."""
+        """Draw weights from a truncated normal.
+
+        As in Megatron-LM, matrices that write into the residual stream start smaller, the more layers there are.
+        """
         into_stream = config.initializer_range / (2 * config.num_hidden_layers) ** 0.5
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
@@ -206,15 +213,14 @@ class ModernBertForMaskedLM(nn.Module):
         labels: Tensor | None = None,
         num_targets: int | None = None,
     ) -> LanguageModelOutput:
-        """Predict one row.
+        """Return logits and loss of one row.
 
         Args:
             input_ids: int64 `(row_len,)`.
             cu_seqlens: int32 `(segments + 1,)`.
-            max_seqlen: longest segment.
-            labels: int64 `(row_len,)`, `IGNORE_INDEX` where there is no target.
-            num_targets: how many targets `labels` holds; without it they are counted, which waits for
-                the device.
+            max_seqlen: length of the longest segment.
+            labels: int64 `(row_len,)`, with `IGNORE_INDEX` in slots without a target.
+            num_targets: number of targets in `labels`. If it is None, targets are counted, which waits for the device.
         """
         hidden = self.model(input_ids, cu_seqlens, max_seqlen)
         if labels is None:

@@ -1,4 +1,20 @@
-"""The published strategy: greedy best fit, document by document."""
+"""The published strategy: greedy best fit, one document after another.
+
+Each document goes to the row with the least room left that still holds it. On a tie it goes to the lowest of these
+rows. A document that fits no row waits for a later batch. Three rows of eight slots, and documents `a` to `f` of
+lengths 5, 4, 3, 6, 3 and 2 in reading order::
+
+                   row 0      row 1      row 2
+    a -> row 0     aaaaa...   ........   ........    all rows are empty: the lowest
+    b -> row 1     aaaaa...   bbbb....   ........    row 0 has no room for 4
+    c -> row 0     aaaaaccc   bbbb....   ........    3 slots are left in row 0, 4 and 8 in the others
+    d -> row 2     aaaaaccc   bbbb....   dddddd..
+    e -> row 1     aaaaaccc   bbbbeee.   dddddd..
+    f -> row 2     aaaaaccc   bbbbeee.   ddddddff    one slot of padding in 24
+
+The rows are kept sorted by room. So a document costs a binary search and a short shift, and the search ends as soon as
+no row has room for the shortest document.
+"""
 
 from collections.abc import Iterator
 
@@ -12,42 +28,42 @@ from composer_packing.packing.source_batch import SourceBatch
 
 
 class GreedyBestFitSequencePacker(SequencePacker):
-    """Each document goes to the row with the least room that holds it; see `packing` for a picture.
+    """Puts each document into the row with the least room that holds it: the published strategy.
 
-    A batch takes documents from the front of the waiting buffer and refills the buffer from the source until so
-    many have found no room that another source batch might overfill it; those wait for the next batch. The
-    last to find no room comes first then, and a document that is hard to place may wait for very long.
+    A batch takes documents from the front of the waiting buffer and refills the buffer from the source. It stops when
+    so many documents have found no room that another source batch could overfill the buffer. In the next batch the last
+    document without room comes first. A document that is hard to place may wait for very long.
     """
 
-    def _place(self, source: Iterator[SourceBatch], rows: int) -> NDArray[np.int64]:
-        waiting, by_room = self._waiting, empty_rows(rows, self.out_pseq_len)
+    def _choose_rows(self, source: Iterator[SourceBatch], rows: int) -> NDArray[np.int64]:
+        waiting, by_room = self._waiting, empty_rows(rows, self.shape.out_pseq_len)
         placements = [np.empty(0, np.int64)]
         tried = skipped = 0
-        while len(waiting) > tried or self._refill(source, self.buffer_size - skipped):
-            row_of, placed = place_best_fit(waiting.documents, waiting.order[tried:], by_room, waiting.shortest)
+        while len(waiting) > tried or self._refill(source, self.shape.buffer_size - skipped):
+            row_of, placed = place_best_fit(waiting.documents.table, waiting.order[tried:], by_room, waiting.shortest)
             placements.append(row_of)
             skipped += len(row_of) - placed
             tried = len(waiting)
         return np.concatenate(placements)
 
     def _refill(self, source: Iterator[SourceBatch], limit: int) -> bool:
-        """Read source batches until another might overfill the buffer; say whether documents were added."""
-        total = 0
-        while self.buffer_size - total > self.src_batch_size and total + self.src_batch_size <= limit:
+        """Read source batches while the next one cannot exceed `limit` documents; say whether documents were added."""
+        total, size = 0, self.shape.src_batch_size
+        while self.shape.buffer_size - total > size and total + size <= limit:
             added = self._read(source)
             if added is None:
                 break
             total += added
         return total > 0
 
-    def _in_line(self, left: NDArray[np.int64]) -> NDArray[np.int64]:
-        # As published: each is put back to the front, so that the last skipped comes first.
+    def _next_order(self, left: NDArray[np.int64]) -> NDArray[np.int64]:
+        # As published: the documents are put back to the front one by one, so the last one comes first.
         return left[::-1].copy()
 
 
 @compiled
 def find_best_fit(remaining_spaces: NDArray[np.int64], seq_len: int) -> int:
-    """Row with the least room that holds `seq_len` tokens, the lowest on a tie; -1 where none does.
+    """Row with the least room that holds `seq_len` tokens, the lowest on a tie; -1 if no row holds them.
 
     Args:
         remaining_spaces: int64 `(rows,)`, free slots of each row.
@@ -61,24 +77,25 @@ def find_best_fit(remaining_spaces: NDArray[np.int64], seq_len: int) -> int:
 
 
 def empty_rows(rows: int, row_len: int) -> NDArray[np.int64]:
-    """Empty rows as `place_best_fit` takes them: int64 `(rows,)`, sorted, `room * rows + row` for each row."""
+    """Empty rows as `place_best_fit` takes them: int64 `(rows,)`, `room * rows + row` for each row, sorted."""
     return row_len * rows + np.arange(rows)
 
 
 @compiled
 def place_best_fit(
-    documents: DocumentTable, order: NDArray[np.int64], by_room: NDArray[np.int64], shortest: int
+    table: DocumentTable, order: NDArray[np.int64], by_room: NDArray[np.int64], shortest: int
 ) -> tuple[NDArray[np.int64], int]:
-    """Place documents one after the other by best fit.
+    """Choose a row for each document by best fit, one document after another.
 
     Args:
-        documents: the table.
-        order: int64 `(waiting,)`, places in it, in waiting order.
-        by_room: the rows, as `empty_rows` gives them; changed in place.
+        table: the table of documents.
+        order: int64 `(waiting,)`, indices into the table, in waiting order.
+        by_room: the rows as `empty_rows` gives them; changed in place.
         shortest: no document is shorter.
 
     Returns:
-        int64 `(waiting,)`: the row of each document, -1 where it has to wait; and how many were placed.
+        int64 `(waiting,)`, the row of each document, `NO_ROW` for a document that has to wait; and the number of
+        documents with a row.
     """
     rows = len(by_room)
     row_of = np.full(len(order), NO_ROW)
@@ -86,7 +103,7 @@ def place_best_fit(
     for i in range(len(order)):
         if by_room[-1] < shortest * rows:
             break
-        needed = documents[order[i]].length * rows
+        needed = table[order[i]].length * rows
         if by_room[-1] < needed:
             continue
         at = np.searchsorted(by_room, needed)

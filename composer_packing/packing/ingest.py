@@ -1,4 +1,4 @@
-"""Moving documents: new ones behind those that wait, and those that wait to other arrays, each in one compiled call."""
+"""Compiled loops that copy documents: from a source batch into the waiting buffer, and from old into new arrays."""
 
 from typing import Any, NamedTuple
 
@@ -6,38 +6,90 @@ import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing.common.jit import compiled
-from composer_packing.packing.document_table import NO_TOKEN, DocumentTable, LossMask, Tokens
+from composer_packing.packing.document_table import NO_TOKEN, DocumentArrays, DocumentTable, LossMask, Tokens
 
 
-class Appended(NamedTuple):
-    """What a source batch was found to hold; nothing of it counts before that has been checked.
+class FreePart(NamedTuple):
+    """The part of the waiting buffer's arrays that a source batch is copied to.
 
     Attributes:
-        total: sum of its lengths.
-        least: the smallest of them, at most 0.
-        longest: the largest of them, at least 0.
-        smallest: its smallest token id.
-        largest: its largest token id.
-        documents: documents and pieces entered.
-        kept: their tokens.
-        shortest: the shortest of them.
-        over_long: documents that were longer than a row.
-        without_targets: documents left out because nothing of what would be kept of them is to be learned.
-        tokens_without_targets: tokens of those.
-        order: the waiting order with the new documents behind.
+        tokens: as many slots of the token array as the source batch has tokens.
+        loss_mask: the same slots of the loss mask, or empty.
+        table: the unused entries of the table: one for each document and one for each full row of tokens, at least.
+    """
+
+    tokens: Tokens
+    loss_mask: LossMask
+    table: DocumentTable
+
+
+class Arrival(NamedTuple):
+    """What the table says of the first document of a source batch.
+
+    Attributes:
+        token_index: index of its first token in the token array.
+        table_index: index of its entry in the table.
+        epoch: epoch in which it was read.
+        batch: how many batches had been packed when it was read.
+        serial: how many documents and pieces were added before it.
+    """
+
+    token_index: int
+    table_index: int
+    epoch: int
+    batch: int
+    serial: int
+
+
+class Measured(NamedTuple):
+    """Lengths and token ids that a source batch was found to have.
+
+    Attributes:
+        total: sum of the lengths.
+        shortest: smallest length, or 0 if all lengths are positive: a negative length shows here.
+        longest: largest length, or 0 if there is no document.
+        smallest_id: smallest token id; 0 if lengths are wrong.
+        largest_id: largest token id; 0 if lengths are wrong.
     """
 
     total: int
-    least: int
+    shortest: int
     longest: int
-    smallest: int
-    largest: int
+    smallest_id: int
+    largest_id: int
+
+
+class Entered(NamedTuple):
+    """What was entered into the table from a source batch, and what was left out.
+
+    Attributes:
+        documents: documents and pieces entered.
+        tokens: tokens of the documents and pieces entered.
+        shortest: length of the shortest document or piece entered.
+        over_long: documents that were longer than `longest_document`.
+        without_targets: documents left out because none of their kept tokens is to be learned.
+        tokens_without_targets: tokens of the documents left out.
+    """
+
     documents: int
-    kept: int
+    tokens: int
     shortest: int
     over_long: int
     without_targets: int
     tokens_without_targets: int
+
+
+class Appended(NamedTuple):
+    """Result of `append_documents`. Nothing counts before the caller has checked `measured`.
+
+    Attributes:
+        measured: lengths and token ids of the source batch.
+        entered: what was entered into the table.
+        order: int64 `(waiting,)`, the waiting order with the new documents at its end.
+    """
+
+    measured: Measured
+    entered: Entered
     order: NDArray[np.int64]
 
 
@@ -47,100 +99,50 @@ def append_documents(
     lengths: NDArray[np.int64],
     numbers: NDArray[np.int64],
     loss_mask: LossMask,
-    to: Tokens,
-    loss_mask_to: LossMask,
-    documents: DocumentTable,
+    free: FreePart,
     order: NDArray[np.int64],
-    first: tuple[int, int, int, int, int],
-    row_len: int,
+    first: Arrival,
+    longest_document: int,
     kept_of_over_long: int,
-) -> tuple[Any, ...]:
-    """Copy tokens to `to` and enter documents in the table, unless the lengths are wrong.
-
-    Documents of which nothing is to be learned are left out of the table, where there is a loss mask.
+) -> Appended:
+    """Copy a source batch into the waiting buffer, unless its lengths do not fit its tokens.
 
     Args:
-        tokens: of the source batch.
-        lengths: int64 `(documents,)`, of its documents.
-        numbers: int64 `(documents,)`, theirs.
-        loss_mask: of the source batch's tokens, or empty.
-        to: as many slots of the token array as there are tokens.
-        loss_mask_to: the same slots of its loss mask, or empty.
-        documents: the free part of the table: room for each document and each full row of tokens.
+        tokens: tokens of the source batch.
+        lengths: int64 `(documents,)`, lengths of its documents.
+        numbers: int64 `(documents,)`, numbers of its documents.
+        loss_mask: loss mask of its tokens, or empty. With a loss mask, documents without a token to learn are left out.
+        free: where to copy to.
         order: int64 `(waiting,)`, the waiting order so far.
-        first: what the first document gets: its place among all tokens and in the table, epoch, batch and serial.
-        row_len: tokens that a document has at most.
-        kept_of_over_long: how many tokens of a longer one are entered; more than a row's are in pieces.
-
-    Returns:
-        The fields of `Entered`.
+        first: what the table says of the first document.
+        longest_document: tokens of the longest document or piece that may be entered.
+        kept_of_over_long: how many tokens are kept of a document that is longer; they are cut into pieces.
     """
-    start, place, epoch, batch, serial = first
-    total = least = longest = added = kept = num_over_long = without_targets = tokens_without_targets = 0
-    smallest = largest = np.int64(0)
-    shortest = row_len
+    total = shortest = longest = 0
     for length in lengths:
         total += length
-        least = min(least, length)
+        shortest = min(shortest, length)
         longest = max(longest, length)
-    if least == 0 and longest <= len(tokens) and total == len(tokens):  # so that no sum has wrapped
-        smallest, largest = _copy(tokens, to)
-        _copy(loss_mask, loss_mask_to)
-        at = 0
-        for i in range(len(lengths)):
-            end = lengths[i]
-            if end > row_len:
-                num_over_long += 1
-                end = min(end, kept_of_over_long)
-            if end > 0 and len(loss_mask) > 0 and not loss_mask[at + 1 : at + end].any():
-                without_targets += 1
-                tokens_without_targets += lengths[i]
-                end = 0
-            position = 0
-            while position < end:
-                document = documents[added]
-                document.start = start + at + position
-                document.length = min(end - position, row_len)
-                document.number = numbers[i]
-                document.position = position
-                document.epoch = epoch
-                document.batch = batch
-                document.serial = serial + added
-                shortest = min(shortest, document.length)
-                position += document.length
-                goes_on = position < end and (len(loss_mask) == 0 or loss_mask[at + position] != 0)
-                document.next_token = np.int64(tokens[at + position]) if goes_on else NO_TOKEN
-                added += 1
-            kept += end
-            at += lengths[i]
-    longer = np.empty(len(order) + added, np.int64)
-    longer[: len(order)] = order
-    for i in range(added):
-        longer[len(order) + i] = place + i
-    return (
-        total,
-        least,
-        longest,
-        smallest,
-        largest,
-        added,
-        kept,
-        shortest,
-        num_over_long,
-        without_targets,
-        tokens_without_targets,
-        longer,
-    )
+    smallest_id = largest_id = 0
+    entered = Entered(0, 0, longest_document, 0, 0, 0)
+    # The bound on the longest document makes sure that the sum has not wrapped around.
+    if shortest == 0 and longest <= len(tokens) and total == len(tokens):
+        smallest_id, largest_id = _copy_tokens(tokens, free.tokens)
+        free.loss_mask[:] = loss_mask
+        entered = _enter(tokens, lengths, numbers, loss_mask, free.table, first, longest_document, kept_of_over_long)
+    longer_order = np.concatenate((order, np.arange(first.table_index, first.table_index + entered.documents)))
+    return Appended(Measured(total, shortest, longest, smallest_id, largest_id), entered, longer_order)
 
 
 @compiled
-def _copy(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[np.int64, np.int64]:
-    """Copy to an array of the same length; give the smallest and the largest."""
-    smallest = largest = np.int64(0)
+def _copy_tokens(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[int, int]:
+    """Copy tokens to an array of the same length, and give the smallest and the largest id."""
+    smallest = largest = 0
     if len(tokens):
-        smallest = largest = np.int64(tokens[0])
+        smallest = largest = int(np.int64(tokens[0]))
+    # One loop over the tokens instead of three.
     for i in range(len(to)):
-        token = np.int64(tokens[i])
+        token = int(np.int64(tokens[i]))
         smallest = min(smallest, token)
         largest = max(largest, token)
         to[i] = tokens[i]
@@ -148,31 +150,64 @@ def _copy(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[np.int64, np.in
 
 
 @compiled
-def compact(
-    tokens: Tokens,
+def _enter(
+    tokens: NDArray[np.integer[Any]],
+    lengths: NDArray[np.int64],
+    numbers: NDArray[np.int64],
     loss_mask: LossMask,
-    documents: DocumentTable,
-    order: NDArray[np.int64],
-    tokens_to: Tokens,
-    loss_mask_to: LossMask,
-    documents_to: DocumentTable,
-) -> None:
-    """Copy documents to other arrays, one behind the other.
+    table: DocumentTable,
+    first: Arrival,
+    longest_document: int,
+    kept_of_over_long: int,
+) -> Entered:
+    """Enter the documents of a source batch into the table, long ones in pieces. Arguments as in `append_documents`."""
+    documents = kept = over_long = without_targets = tokens_without_targets = 0
+    shortest = longest_document
+    at = 0
+    for i in range(len(lengths)):
+        end = lengths[i]
+        if end > longest_document:
+            over_long += 1
+            end = min(end, kept_of_over_long)
+        # Nothing comes before the first token of a document, so it is never a target.
+        if end > 0 and len(loss_mask) > 0 and not loss_mask[at + 1 : at + end].any():
+            without_targets += 1
+            tokens_without_targets += lengths[i]
+            end = 0
+        position = 0
+        while position < end:
+            document = table[documents]
+            document.start = first.token_index + at + position
+            document.length = min(end - position, longest_document)
+            document.number = numbers[i]
+            document.position = position
+            document.epoch = first.epoch
+            document.batch = first.batch
+            document.serial = first.serial + documents
+            shortest = min(shortest, document.length)
+            position += document.length
+            has_next = position < end and (len(loss_mask) == 0 or loss_mask[at + position] != 0)
+            document.next_token = np.int64(tokens[at + position]) if has_next else NO_TOKEN
+            documents += 1
+        kept += end
+        at += lengths[i]
+    return Entered(documents, kept, shortest, over_long, without_targets, tokens_without_targets)
+
+
+@compiled
+def copy_documents(documents: DocumentArrays, order: NDArray[np.int64], to: DocumentArrays) -> None:
+    """Copy documents to the start of other arrays, one after another.
 
     Args:
-        tokens: the token array.
-        loss_mask: its loss mask, or empty.
-        documents: the table.
-        order: int64 `(documents,)`, places in it.
-        tokens_to: gets their tokens, from its start on.
-        loss_mask_to: gets their loss masks, or is empty.
-        documents_to: gets their entries, from its start on.
+        documents: where to copy from.
+        order: int64 `(documents,)`, indices into the table, in the order to copy.
+        to: where to copy to; large enough.
     """
     end = 0
     for i in range(len(order)):
-        start, length = documents[order[i]].start, documents[order[i]].length
-        _copy(tokens[start : start + length], tokens_to[end : end + length])
-        _copy(loss_mask[start : start + length], loss_mask_to[end : end + length])
-        documents_to[i] = documents[order[i]]
-        documents_to[i].start = end
+        start, length = documents.table[order[i]].start, documents.table[order[i]].length
+        to.tokens[end : end + length] = documents.tokens[start : start + length]
+        to.loss_mask[end : end + length] = documents.loss_mask[start : start + length]
+        to.table[i] = documents.table[order[i]]
+        to.table[i].start = end
         end += length

@@ -1,44 +1,38 @@
-"""Best fit and row filling: which row each document goes to, and writing it there.
+"""The layout of a batch: the order of the documents in each row, and the rows as token ids.
 
-Each document goes to the row with the least room left that still holds it, the lowest such row on a
-tie. A document that fits nowhere waits for a later batch. Three rows of eight slots, documents
-`a`..`f` of lengths 5, 4, 3, 6, 3, 2 in reading order::
+Four documents in waiting order, and the row that the strategy has chosen for each::
 
-    a -> row 0   aaaaa...   ........   ........    all rows are empty: the lowest
-    b -> row 1   aaaaa...   bbbb....   ........    no room for 4 in row 0
-    c -> row 0   aaaaaccc   bbbb....   ........    3 left over 4 and 8 left
-    d -> row 2   aaaaaccc   bbbb....   dddddd..
-    e -> row 1   aaaaaccc   bbbbeee.   dddddd..
-    f -> row 2   aaaaaccc   bbbbeee.   ddddddff    one slot of padding in 24
+    document    aaa   b   c   dd            row 0   dd..
+    row           1   -   1   0      -->    row 1   aaac        b found no row and waits
 
-Placing looks at lengths only. Rows are kept sorted by room, so that a document costs a binary search and
-a short shift, and once no row has room for the shortest document nothing more is looked at. Filling
-moves each token once. All of it is compiled and releases the interpreter's lock.
+Laying out looks at lengths only. Filling the rows then copies each token once. Both are compiled and release the
+interpreter's lock.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing.common.jit import compiled
-from composer_packing.packing.document_table import NO_ROW, DocumentTable, Tokens
+from composer_packing.packing.document_table import NO_ROW, DocumentArrays, DocumentTable
 
 
 class Layout(NamedTuple):
     """Where the documents of a batch lie.
 
     Attributes:
-        documents: int64 `(placed,)`, their places in the table, row by row.
+        documents: int64 `(placed,)`, indices into the table of the documents in the batch, row by row.
         first: int64 `(rows + 1,)`; row `r` holds `documents[first[r]:first[r + 1]]`.
         num_documents: int64 `(rows,)`, documents of each row.
         num_tokens: int64 `(rows,)`, real tokens of each row.
-        cu_seqlens: int32 `(sum of segments,)`, of all rows. Padding is a segment of its own.
+        cu_seqlens: int32 `(sum of segments,)`, boundaries of the segments of all rows, row after row: 0 and the end of
+            each segment. The padding at the end of a row is a segment too.
         segments: int64 `(rows,)`, entries of each row in `cu_seqlens`.
         max_seqlen: int64 `(rows,)`, longest segment of each row, which may be the padding.
-        left: int64 `(waiting - placed,)`, places of those that were not placed, in waiting order.
-        longest_wait: batches packed since the document that waited longest was read.
-        displacement: sum over documents of how many places they lie before or behind their place in reading order.
+        left: int64 `(waiting - placed,)`, indices into the table of the documents without a row, in waiting order.
+        longest_wait: batches packed since the document was read that has waited longest.
+        displacement: sum over the documents of how far each lies from its position in reading order, in documents.
     """
 
     documents: NDArray[np.int64]
@@ -54,120 +48,111 @@ class Layout(NamedTuple):
 
 
 @compiled
-def _lay_out(
-    documents: DocumentTable,
-    order: NDArray[np.int64],
-    row_of: NDArray[np.int64],
-    row_len: int,
-    batch: int,
-    emitted: int,
-) -> tuple[Any, ...]:
-    rows = num_placed = 0
-    for row in row_of:
-        rows = max(rows, row + 1)
-        num_placed += row != NO_ROW
-    first, following = np.zeros(rows + 1, np.int64), np.zeros(rows, np.int64)
-    num_documents, num_tokens, max_seqlen = (
-        np.zeros(rows, np.int64),
-        np.zeros(rows, np.int64),
-        np.zeros(rows, np.int64),
-    )
-    segments = np.empty(rows, np.int64)
-    left = np.empty(len(order) - num_placed, np.int64)
-    passed_over = 0
-    for i in range(len(order)):
-        row = row_of[i]
-        if row == NO_ROW:
-            left[passed_over] = order[i]
-            passed_over += 1
-        else:
-            length = documents[order[i]].length
-            num_documents[row] += 1
-            num_tokens[row] += length
-            max_seqlen[row] = max(max_seqlen[row], length)
-    num_segments = 0
-    for row in range(rows):
-        following[row] = first[row]
-        first[row + 1] = first[row] + num_documents[row]
-        segments[row] = num_documents[row] + 1
-        if num_tokens[row] < row_len:
-            segments[row] += 1
-            max_seqlen[row] = max(max_seqlen[row], row_len - num_tokens[row])
-        num_segments += segments[row]
-
-    placed = np.empty(num_placed, np.int64)
-    for i in range(len(order)):
-        row = row_of[i]
-        if row != NO_ROW:
-            placed[following[row]] = order[i]
-            following[row] += 1
-
-    cu_seqlens = np.empty(num_segments, np.int32)
-    longest_wait = displacement = entry = 0
-    for row in range(rows):
-        end = 0
-        cu_seqlens[entry] = end
-        for i in range(first[row], first[row + 1]):
-            document = documents[placed[i]]
-            entry += 1
-            end += document.length
-            cu_seqlens[entry] = end
-            longest_wait = max(longest_wait, batch - document.batch)
-            displacement += abs(emitted + i - document.serial)
-        if end < row_len:
-            entry += 1
-            cu_seqlens[entry] = row_len
-        entry += 1
-    return placed, first, num_documents, num_tokens, cu_seqlens, segments, max_seqlen, left, longest_wait, displacement
-
-
 def lay_out(
-    documents: DocumentTable,
+    table: DocumentTable,
     order: NDArray[np.int64],
     row_of: NDArray[np.int64],
     row_len: int,
     batch: int = 0,
     emitted: int = 0,
 ) -> Layout:
-    """Put the placed documents in the order of their rows.
+    """Put the documents of a batch in the order of their rows.
 
     Args:
-        documents: the table.
-        order: int64 `(waiting,)`, places in it, in waiting order.
-        row_of: int64 `(waiting,)`, the row of each, -1 for none; the rows that are taken are the lowest.
-        row_len: slots per row.
+        table: the table of documents.
+        order: int64 `(waiting,)`, indices into the table, in waiting order.
+        row_of: int64 `(waiting,)`, the row of each document, `NO_ROW` for none. Rows are used from 0 on, without gaps.
+        row_len: slots of a row.
         batch: batches packed so far.
         emitted: documents placed so far.
     """
-    return Layout(*_lay_out(documents, order, row_of, row_len, batch, emitted))
+    rows = 0
+    for row in row_of:
+        rows = max(rows, row + 1)
+    documents, first, left = _sort_by_row(order, row_of, rows)
+    num_documents = np.diff(first)
+    num_tokens, max_seqlen = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
+    segments = num_documents + 1
+    cu_seqlens = np.empty(len(documents) + 2 * rows, np.int32)  # an upper bound
+    longest_wait = displacement = entry = 0
+    for row in range(rows):
+        end = 0
+        cu_seqlens[entry] = end
+        for i in range(first[row], first[row + 1]):
+            document = table[documents[i]]
+            entry += 1
+            end += document.length
+            cu_seqlens[entry] = end
+            max_seqlen[row] = max(max_seqlen[row], document.length)
+            longest_wait = max(longest_wait, batch - document.batch)
+            displacement += abs(emitted + i - document.serial)
+        num_tokens[row] = end
+        if end < row_len:
+            entry += 1
+            cu_seqlens[entry] = row_len
+            max_seqlen[row] = max(max_seqlen[row], row_len - end)
+            segments[row] += 1
+        entry += 1
+    return Layout(
+        documents,
+        first,
+        num_documents,
+        num_tokens,
+        cu_seqlens[:entry],
+        segments,
+        max_seqlen,
+        left,
+        longest_wait,
+        displacement,
+    )
+
+
+@compiled
+def _sort_by_row(
+    order: NDArray[np.int64], row_of: NDArray[np.int64], rows: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """The documents in the order of their rows, where each row starts, and the documents without a row."""
+    first = np.zeros(rows + 1, np.int64)
+    for row in row_of:
+        if row != NO_ROW:
+            first[row + 1] += 1
+    first = np.cumsum(first)
+    # A counting sort: it keeps the waiting order within a row.
+    documents, left = np.empty(first[-1], np.int64), np.empty(len(order) - first[-1], np.int64)
+    next_in_row, num_left = first.copy(), 0
+    for i in range(len(order)):
+        row = row_of[i]
+        if row == NO_ROW:
+            left[num_left] = order[i]
+            num_left += 1
+        else:
+            documents[next_in_row[row]] = order[i]
+            next_in_row[row] += 1
+    return documents, first, left
 
 
 @compiled
 def fill_rows(
-    tokens: Tokens,
-    documents: DocumentTable,
-    placed: NDArray[np.int64],
-    first: NDArray[np.int64],
+    documents: DocumentArrays,
+    layout: Layout,
     pad_token_id: int,
     input_ids: NDArray[np.int64],
     attention_mask: NDArray[np.int64],
 ) -> None:
-    """Write the documents of each row end to end and pad the rest.
+    """Write the documents of each row end to end, and pad the rest of the row.
 
     Args:
-        tokens: all documents' tokens.
-        documents: the table.
-        placed: `Layout.documents`.
-        first: `Layout.first`.
-        pad_token_id: what stands in the slots no document holds.
+        documents: the documents.
+        layout: which document lies in which row.
+        pad_token_id: id for the slots without a document.
         input_ids: int64 `(rows, row_len)`, written whole.
-        attention_mask: int64 `(rows, row_len)`, written whole: 1 where a document's token lies.
+        attention_mask: int64 `(rows, row_len)`, written whole: 1 for a document's token, 0 for padding.
     """
     for row in range(len(input_ids)):
         at = 0
-        for document in documents[placed[first[row] : first[row + 1]]]:
+        for document in documents.table[layout.documents[layout.first[row] : layout.first[row + 1]]]:
             start, end = document.start, at + document.length
-            input_ids[row, at:end] = tokens[start : start + document.length]
+            input_ids[row, at:end] = documents.tokens[start : start + document.length]
             at = end
         input_ids[row, at:] = pad_token_id
         attention_mask[row, :at] = 1

@@ -1,15 +1,15 @@
-"""What the loader hands the packer: documents one by one, or many of them in one token array.
+"""Source batches: what the loader hands the packer, as documents one by one or as one array of many documents.
 
-A `FlatSourceBatch` costs the packer next to nothing, and a worker process little to hand over. Three
-documents of 3, 0 and 2 tokens::
+A `FlatSourceBatch` holds many documents in one array. The packer reads it fastest, and a worker process hands it over
+fastest. Three documents of 3, 0 and 2 tokens::
 
-    tokens    11 12 13 31 32
-    lengths   3 0 2
-    numbers   7 8 9        for keyed masks only
-    loss_mask 0 1 1 0 1    for fine-tuning only: which tokens are to be learned
+    tokens     11 12 13 31 32
+    lengths    3 0 2
+    numbers    7 8 9           only for keyed masks
+    loss_mask  0 1 1 0 1       only for fine-tuning: 1 for a token to learn
 
-`flat_source_batch` makes one from documents: give it to a DataLoader as `collate_fn`, and the work is done in
-its workers.
+`flat_source_batch` makes a flat source batch from documents. As the `collate_fn` of a DataLoader, it does so in the
+worker processes.
 """
 
 import operator
@@ -28,11 +28,11 @@ class FlatSourceBatch(NamedTuple):
     """Documents end to end.
 
     Attributes:
-        tokens: uint16, uint32 or any other integers, `(tokens,)`: ids of all documents.
-        lengths: integers `(documents,)`, in tokens; 0 is passed over.
-        numbers: integers `(documents,)`, what the source calls each; None where keyed masks are not drawn.
-        loss_mask: uint8, bool or other integers, `(tokens,)`: 1 for a token that is to be learned, 0 for others; None
-            where the objective is not `"sft"`.
+        tokens: integers `(tokens,)`, the ids of all documents; uint16 and uint32 are the fastest types.
+        lengths: integers `(documents,)`, tokens of each document; a document of 0 tokens is passed over.
+        numbers: integers `(documents,)`, the number that the source gives each document. Keyed masks need it.
+        loss_mask: integers or bools `(tokens,)`, 1 for a token to learn and 0 for another. Only the objective `"sft"`
+            has it.
     """
 
     tokens: NDArray[np.integer[Any]]
@@ -42,8 +42,8 @@ class FlatSourceBatch(NamedTuple):
 
 
 SourceBatch = FlatSourceBatch | Sequence[Mapping[str, Any]]
-"""A flat one, or `{"input_ids": ids}` per document, with `"document": number` for keyed masks, and with
-`"loss_mask": mask` for fine-tuning.
+"""A flat source batch, or a document per item: `{"input_ids": ids}`. Keyed masks need `"document": number` as well, and
+fine-tuning needs `"loss_mask": mask`.
 """
 
 
@@ -53,20 +53,21 @@ def flat_source_batch(
     numbered: bool = False,
     loss_masked: bool = False,
 ) -> FlatSourceBatch:
-    """Put documents end to end; a `collate_fn`, as `functools.partial(flat_source_batch, vocab_size=50368)`.
+    """Put documents end to end. As a `collate_fn`: `functools.partial(flat_source_batch, vocab_size=50368)`.
 
     Args:
-        documents: `{"input_ids": ids}` each; ids are a list, numpy array or CPU tensor of integers,
-            one-dimensional.
-        vocab_size: ids lie below it and are stored in 16 or 32 bits accordingly; None for any id, as int64.
-        numbered: each has `"document": number` too, which is kept, for keyed masks.
-        loss_masked: each has `"loss_mask": mask` too, which is kept, for fine-tuning: 0 or 1 for each of its ids.
+        documents: `{"input_ids": ids}` each. Ids are a one-dimensional list, numpy array or CPU tensor of integers.
+        vocab_size: all ids must lie below it. Ids are stored as uint16 or uint32 if `vocab_size` allows it. None for
+            any id, stored as int64.
+        numbered: keep the number of each document, `"document": number`, for keyed masks.
+        loss_masked: keep the loss mask of each document, `"loss_mask": mask`, for fine-tuning. A mask has a 0 or 1 for
+            each id of its document.
 
     Raises:
-        TypeError: `documents`, a document, its number or its mask is something else, or there are masks that are not to
-            be kept.
-        ValueError: an id is negative, or not below `vocab_size` or 2**63; `vocab_size` is not at least 1; a mask is
-            not as long as its document, or holds something else.
+        TypeError: `documents`, a document, its number or its loss mask has another type, or a document has a loss mask
+            that is not kept.
+        ValueError: an id is negative, or not below `vocab_size` or 2**63; `vocab_size` is below 1; a loss mask is not
+            as long as its document, or holds another value than 0 and 1.
     """
     if vocab_size is not None and vocab_size < 1:
         raise ValueError(f"{vocab_size=} must be at least 1")
@@ -78,30 +79,29 @@ def flat_source_batch(
         ) from error
     tokens, lengths = concatenate_ids("input_ids", ids, vocab_size)
     if not loss_masked and any("loss_mask" in document for document in documents):
-        raise TypeError(
-            "documents have a loss_mask, which is not kept here: it takes loss_masked=True, or objective='sft'"
-        )
+        raise TypeError("documents have a loss_mask, which is only kept with loss_masked=True or objective='sft'")
     return FlatSourceBatch(
         tokens,
         lengths,
-        _numbers(documents) if numbered else None,
-        _loss_mask(documents, lengths) if loss_masked else None,
+        _numbers_of(documents) if numbered else None,
+        _loss_masks_of(documents, lengths) if loss_masked else None,
     )
 
 
 def validate_source_batch(
     source_batch: FlatSourceBatch, numbered: bool, loss_masked: bool
 ) -> tuple[NDArray[np.integer[Any]], NDArray[np.int64], NDArray[np.int64], LossMask]:
-    """The parts of a source batch, if they are what they should be; zeros for numbers that are not wanted.
+    """Tokens, lengths, numbers and loss mask of a source batch, after checking their types and sizes.
 
     Args:
         source_batch: what the loader gave.
-        numbered: it must have numbers.
-        loss_masked: it must have a loss mask; the one that is given is empty otherwise.
+        numbered: the source batch must have numbers. Without it, zeros are returned for numbers.
+        loss_masked: the source batch must have a loss mask. Without it, it must have none, and an empty loss mask is
+            returned.
 
     Raises:
-        TypeError: a part is not made of one-dimensional integers, or is missing, or there is a mask that is not heeded.
-        ValueError: parts are not equally long where they should be, or a mask holds something else than 0 and 1.
+        TypeError: a part is not made of one-dimensional integers, or is missing, or there is an unwanted loss mask.
+        ValueError: two parts do not have the same length, or the loss mask holds another value than 0 and 1.
     """
     if numbered and source_batch.numbers is None:
         raise TypeError(
@@ -113,10 +113,10 @@ def validate_source_batch(
             "objective='sft' needs a loss mask, and this FlatSourceBatch has none; "
             "flat_source_batch(..., loss_masked=True) keeps it"
             if loss_masked
-            else "this FlatSourceBatch has a loss mask, which no objective but 'sft' heeds"
+            else "this FlatSourceBatch has a loss mask, which is only used with objective='sft'"
         )
-    # A DataLoader that does not batch makes tensors of them.
     wanted = ("tokens", "lengths", *["numbers"] * numbered, *["loss_mask"] * loss_masked)
+    # A DataLoader that does not batch turns the arrays into tensors.
     parts = {name: np.asarray(getattr(source_batch, name)) for name in wanted}
     for name, part in parts.items():
         kinds = "iub" if name == "loss_mask" else "iu"
@@ -140,7 +140,7 @@ def validate_source_batch(
     )
 
 
-def _numbers(documents: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
+def _numbers_of(documents: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
     try:
         numbers = (operator.index(document["document"]) for document in documents)
         return np.fromiter(numbers, np.int64, len(documents))
@@ -150,16 +150,17 @@ def _numbers(documents: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
         )
         raise TypeError(
             f"keyed masks need the number of each document, below 2**63, as {{'input_ids': ids, 'document': number}}; "
-            f"got {wrong!r:.80} for one"
+            f"one document has {wrong!r:.80}"
         ) from error
 
 
-def _loss_mask(documents: Sequence[Mapping[str, Any]], lengths: NDArray[np.int64]) -> LossMask:
+def _loss_masks_of(documents: Sequence[Mapping[str, Any]], lengths: NDArray[np.int64]) -> LossMask:
     try:
         return concatenate_loss_masks([document["loss_mask"] for document in documents], lengths)
     except KeyError as error:
         raise TypeError(
-            "fine-tuning needs the loss mask of each document, as {'input_ids': ids, 'loss_mask': mask}; one has none"
+            "fine-tuning needs the loss mask of each document, as {'input_ids': ids, 'loss_mask': mask}; one document "
+            "has none"
         ) from error
 
 

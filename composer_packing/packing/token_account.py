@@ -1,22 +1,24 @@
-"""Where every token is that has been read."""
+"""The token account: where every token is that has been read."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class TokenAccount:
-    """Where the tokens of all documents read so far are: `read` is the sum of all others.
+    """Where the tokens of all documents read so far are.
+
+    Every token that was read is counted in one of the other token counts: `read` is their sum.
 
     Attributes:
-        read: tokens read.
-        waiting: in documents that wait for a row.
-        emitted: in batches.
-        truncated: cut off documents that were longer than a row.
-        dropped: in documents that were dropped as longer than a row.
-        left_over: in documents that still waited when an epoch ended whose tail is not carried.
-        without_targets: in examples that were dropped as nothing that a row holds of them is to be learned.
-        over_long_documents: not tokens, but documents that were longer than a row.
-        documents_without_targets: not tokens, but the examples that were dropped.
+        read: tokens that were read.
+        waiting: tokens of documents that wait for a row.
+        emitted: tokens in batches.
+        truncated: tokens cut off documents that were longer than a row.
+        dropped: tokens of documents that were dropped because they were longer than a row.
+        left_over: tokens of documents that still waited at the end of an epoch and were not carried into the next.
+        without_targets: tokens of documents that were dropped because a row would hold none of their tokens to learn.
+        over_long_documents: number of documents that were longer than a row.
+        documents_without_targets: number of documents that `without_targets` counts the tokens of.
     """
 
     read: int = 0
@@ -31,9 +33,9 @@ class TokenAccount:
 
     @property
     def placed(self) -> int:
-        """The sum of all places of tokens: `read`, of an account that adds up."""
+        """Sum of the counts that say where a token is. It equals `read` if the account adds up."""
         return self.waiting + self.emitted + self.truncated + self.dropped + self.left_over + self.without_targets
 
     def since(self, before: "TokenAccount") -> "TokenAccount":
-        """The difference to an earlier account."""
+        """What was counted since an earlier account."""
         return TokenAccount(**{name: number - getattr(before, name) for name, number in vars(self).items()})

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from composer_packing import BufferedIterable, GreedyBestFitSequencePacker
+from tests.tools.packers import new_packer
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
@@ -20,11 +21,11 @@ pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 def wait_for_threads() -> None:
     for thread in threading.enumerate():
         if thread.name == "composer_packing.batch.background":
-            thread.join(10)
+            thread.join(60)
 
 
 class Source:
-    """Gives `items`, anew each time, and keeps an account of it."""
+    """Gives `items` at every `iter()`, and counts what was given, opened and closed."""
 
     def __init__(self, items: Iterable[int], fails_after: int | None = None) -> None:
         self.items = items
@@ -55,11 +56,11 @@ def test_the_thread_stays_at_most_the_buffer_size_ahead() -> None:
     source = Source(range(1000))
     iterator = iter(BufferedIterable(source, 3))
     assert next(iterator) == 0
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while source.given < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
-    assert source.given == 5, "one taken, three ready, one in the hand"
+    assert source.given == 5, "one taken, three ready, one waiting for room"
     assert next(iterator) == 1
 
 
@@ -107,7 +108,7 @@ class WatchedError(LookupError):
 
 
 class Precious:
-    """What a source holds in its frames: calls `last_words` when it goes."""
+    """An object that a source holds in its frames. It calls `last_words` when it is freed."""
 
     def __init__(self, last_words: Callable[[], object]) -> None:
         self.last_words = last_words
@@ -116,11 +117,11 @@ class Precious:
         self.last_words()
 
 
-def test_an_error_does_not_wait_until_what_the_source_held_is_gone() -> None:
+def test_an_error_does_not_wait_until_the_objects_of_the_source_are_freed() -> None:
     caught_in_main, went_after_it = threading.Event(), []
 
     def source() -> Iterator[int]:
-        held = Precious(lambda: went_after_it.append(caught_in_main.wait(10)))
+        held = Precious(lambda: went_after_it.append(caught_in_main.wait(60)))
         yield 0
         raise OSError(f"with {held.__class__.__name__}")
 
@@ -137,7 +138,7 @@ def test_an_error_that_has_been_handled_leaves_nothing_to_the_garbage_collector(
 
     def source() -> Iterator[int]:
         yield 0
-        error = WatchedError("handled")  # a name in the frame that raises it, as PyTorch does
+        error = WatchedError("handled")  # a local name in the frame that raises it, as in PyTorch
         raised.append(weakref.ref(error))
         raise error
 
@@ -172,7 +173,7 @@ def test_an_error_that_nobody_came_for_goes_with_the_iterator() -> None:
 
 
 def test_the_error_of_a_packer_reaches_the_consumer() -> None:
-    packer = GreedyBestFitSequencePacker([[{"input_ids": [1] * 9}]], 1, 8, 1, 8, 2)
+    packer = new_packer(GreedyBestFitSequencePacker, [[{"input_ids": [1] * 9}]], 1, 1, 8, 2)
     with pytest.raises(ValueError, match="document of 9 tokens"):
         list(BufferedIterable(packer, 2))
 
@@ -196,13 +197,13 @@ def test_close_wakes_a_consumer_that_waits_for_a_stuck_source() -> None:
     def source() -> Iterator[int]:
         yield 0
         stuck.set()
-        go.wait(10)
+        go.wait(60)
         yield 1
 
     buffered = BufferedIterable(source(), 1)
     iterator = iter(buffered)
     assert next(iterator) == 0
-    assert stuck.wait(10)
+    assert stuck.wait(60)
     closer = threading.Timer(0.1, buffered.close)
     closer.start()
     assert list(iterator) == []
@@ -262,7 +263,7 @@ def test_an_abandoned_iterator_leaves_no_thread() -> None:
         if item == 5:
             break
     gc.collect()
-    wait_for_threads()  # it has been told to end, as an iterator that nobody refers to cannot wait for it
+    wait_for_threads()  # the thread was only told to end: an iterator that nothing refers to cannot wait
     assert source.closed == 1
 
 
@@ -288,9 +289,9 @@ def test_waiting_is_measured() -> None:
 
 
 def test_batch_size_is_the_packers_current_rows() -> None:
-    packer = GreedyBestFitSequencePacker(
+    packer = new_packer(
+        GreedyBestFitSequencePacker,
         [[{"input_ids": [1] * 4}] * 4],
-        4,
         4,
         2,
         4,
@@ -322,8 +323,8 @@ def test_an_error_after_close_is_not_kept() -> None:
     assert list(iterator) == []
 
 
-def test_a_new_iterator_waits_for_a_thread_whose_iterator_was_only_forgotten() -> None:
-    """The old thread is still making an item when the new iterator is asked for."""
+def test_a_new_iterator_waits_for_a_thread_whose_iterator_was_dropped_without_closing() -> None:
+    """The old thread is still making an item when the new iterator starts."""
     running = 0
     most = 0
 
@@ -347,8 +348,8 @@ def test_a_new_iterator_waits_for_a_thread_whose_iterator_was_only_forgotten() -
     assert most == 1
 
 
-def test_forgetting_an_iterator_does_not_wait_for_its_thread() -> None:
-    """A collection may run under a lock that the thread wants: here, this thread holds it."""
+def test_dropping_an_iterator_does_not_wait_for_its_thread() -> None:
+    """Garbage may be collected under a lock that the thread wants. Here the main thread holds the lock."""
     lock = threading.Lock()
 
     def wants_lock() -> Iterator[int]:
@@ -384,7 +385,7 @@ def test_a_process_ends_at_once_with_an_iterator_still_open(ending: str, code: i
         {ending}
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
     assert done.returncode == code, done.stderr
     assert "Fatal" not in done.stderr
 
@@ -402,7 +403,7 @@ def test_a_process_ends_although_its_source_is_stuck() -> None:
         raise SystemExit(3)
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
     assert done.returncode == 3, done.stderr
 
 
@@ -424,7 +425,7 @@ def test_ctrl_c_interrupts_a_consumer_that_waits_for_a_stuck_source() -> None:
             go.set()
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
     assert done.stdout.strip() == "interrupted", done.stderr
     assert done.returncode == 0
 
@@ -449,24 +450,24 @@ FORKING = """
             list(iterator)
         except RuntimeError as error:
             print(error, flush=True)
-        anew = iter(buffered)
-        kept.append(next(anew))
+        again = iter(buffered)
+        kept.append(next(again))
         os._exit(7)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     os._exit(0)
 """
 
 
-def test_a_forked_process_starts_anew_and_cannot_go_on_with_an_iterator_of_its_parent() -> None:
+def test_a_forked_process_starts_again_and_cannot_continue_an_iterator_of_its_parent() -> None:
     script = textwrap.dedent(FORKING.format(as_it_goes="pass", before="pass"))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "an iterator over a BufferedIterable cannot go on in a forked process\n"
+    assert done.stdout == "an iterator over a BufferedIterable cannot continue in a forked process\n"
 
 
-def test_a_process_forked_while_another_thread_has_the_lock_does_not_wait_for_it() -> None:
-    """`close` has it while it drops what waits, and here that takes for ever."""
+def test_a_process_forked_while_another_thread_holds_the_lock_does_not_wait_for_it() -> None:
+    """`close` holds the lock while it drops the items in the queue, and here dropping takes for ever."""
     before = "here = threading.Event(); threading.Thread(target=buffered.close).start(); here.wait()"
     script = textwrap.dedent(FORKING.format(as_it_goes="here.set(); threading.Event().wait()", before=before))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

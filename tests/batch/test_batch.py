@@ -16,7 +16,7 @@ DOCUMENTS, TOKENS, TARGETS = 5, 12, 3
 
 @pytest.fixture
 def batch() -> Batch:
-    """Three rows of six slots: full with two documents, two and padding, one and much padding."""
+    """Three rows of six slots: two documents that fill the row, two and some padding, one and much padding."""
     return {
         "input_ids": torch.arange(18).reshape(3, 6),
         "labels": torch.tensor([[-100, 9, -100, -100, -100, -100], [8, 7] + [-100] * 4, [-100] * 6]),
@@ -76,7 +76,7 @@ def test_counts_travel_with_each_microbatch_as_plain_ints(batch: Batch) -> None:
     assert all(type(micro["num_targets"]) is int for micro in micros)
 
 
-def test_a_step_without_targets_is_weighed_by_rows_and_counts_are_taken_once(batch: Batch) -> None:
+def test_a_step_without_targets_is_weighed_by_rows_and_counted_only_once(batch: Batch) -> None:
     batch["labels"][:] = -100
     weighed = with_equal_weights(with_counts(batch))
     assert get_token_counts_in_packed_batch(weighed) == {"total": TOKENS, "loss_generating": 3}
@@ -86,13 +86,13 @@ def test_a_step_without_targets_is_weighed_by_rows_and_counts_are_taken_once(bat
     assert with_counts(weighed) is weighed
 
 
-def test_labels_that_mark_what_is_no_target_otherwise_are_refused(batch: Batch) -> None:
+def test_another_label_than_ignore_index_in_a_slot_without_a_target_is_an_error(batch: Batch) -> None:
     batch["labels"][batch["labels"] == -100] = -1
-    with pytest.raises(ValueError, match="labels hold -1: what is no target must be -100"):
+    with pytest.raises(ValueError, match="labels hold -1: slots without a target must hold -100"):
         with_counts(batch)
 
 
-def test_a_row_of_padding_keeps_it(batch: Batch) -> None:
+def test_a_row_of_nothing_but_padding_keeps_its_padding(batch: Batch) -> None:
     batch["attention_mask"][2] = 0
     batch["cu_seqlens"][2] = torch.tensor([0, 6], dtype=torch.int32)
     third = split_packed_batch(batch, 1, padding_tolerance=0.0)[2]
@@ -100,7 +100,7 @@ def test_a_row_of_padding_keeps_it(batch: Batch) -> None:
     assert third["cu_seqlens"].tolist() == [0, 6]
 
 
-def test_labels_may_be_missing_altogether(batch: Batch) -> None:
+def test_labels_may_be_missing(batch: Batch) -> None:
     del batch["labels"]
     assert with_counts(batch)["num_targets"] == [0, 0, 0]
     parts = [batch, *split_packed_batch(batch, 1)]
@@ -109,7 +109,7 @@ def test_labels_may_be_missing_altogether(batch: Batch) -> None:
     assert [get_num_targets_in_packed_batch(part) for part in parts] == [0, 0, 0, 0]
 
 
-def test_without_masks_there_is_a_split_and_a_count(batch: Batch) -> None:
+def test_a_batch_that_was_not_masked_can_be_split_and_counted(batch: Batch) -> None:
     bare = batch | {"labels": None}
     del bare["attention_mask"]
     micros = split_packed_batch(bare, 1)
@@ -122,7 +122,7 @@ def test_without_masks_there_is_a_split_and_a_count(batch: Batch) -> None:
         with_counts(bare)
 
 
-def test_the_mask_ratio_travels_along(batch: Batch) -> None:
+def test_every_microbatch_gets_the_mask_ratio(batch: Batch) -> None:
     micros = split_packed_batch(batch | {"mask_prob": torch.tensor(0.25)}, 1)
     assert all(micro["mask_prob"] == 0.25 for micro in micros)
 
@@ -158,17 +158,17 @@ def test_a_broken_segment_list_is_named(batch: Batch, key: str, value: Any, mess
 
 def test_a_mask_that_disagrees_with_the_segments_is_named(batch: Batch) -> None:
     batch["attention_mask"][1, 4] = 1
-    with pytest.raises(ValueError, match="row 1: attention_mask has 5 ones"):
+    with pytest.raises(ValueError, match="row 1: attention_mask has 5 ones, not 4 or 6 as cu_seqlens says"):
         check_batch(batch)
 
 
 def test_a_target_in_the_padding_is_named(batch: Batch) -> None:
     batch["labels"][2, 3] = 1
-    with pytest.raises(ValueError, match="row 2: a target lies behind"):
+    with pytest.raises(ValueError, match="row 2: a target lies after"):
         check_batch(batch)
 
 
 @pytest.mark.parametrize("padding_tolerance", [-0.1, float("nan")])
-def test_a_tolerance_that_would_cut_a_document_is_an_error(padding_tolerance: float) -> None:
+def test_a_padding_tolerance_that_is_negative_or_nan_is_an_error(padding_tolerance: float) -> None:
     with pytest.raises(ValueError, match=r"padding_tolerance=.* must not be negative"):
         split_packed_batch({}, 1, padding_tolerance)

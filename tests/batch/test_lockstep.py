@@ -15,7 +15,7 @@ def numbers(batches: Any) -> list[int]:
     return [int(batch["input_ids"][0, 0]) for batch in batches]
 
 
-def test_epochs_are_those_of_the_source_and_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_epochs_are_those_of_the_source_and_no_batch_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     batches = Lockstep(Numbered(3, 2), prefetch=4)
     assert [numbers(batches) for _ in range(3)] == [[0, 1, 2], [3, 4], [5, 6, 7]]
@@ -37,14 +37,14 @@ def test_batches_come_with_their_counts() -> None:
     batches.close()
 
 
-def test_where_no_rank_has_a_target_rows_are_given_a_weight_to_divide_by() -> None:
+def test_a_step_in_which_no_rank_has_a_target_gets_a_weight_per_row_to_divide_by() -> None:
     batches = Lockstep(Numbered(1, targets=0), prefetch=1)
     (batch,) = batches
     assert (batch["num_targets"], batch["loss_weight"]) == ([0], [1])
     batches.close()
 
 
-def test_an_iterator_that_is_left_early_loses_nothing_and_gives_nothing_more() -> None:
+def test_an_iterator_that_is_left_early_loses_no_batch_and_gives_no_more() -> None:
     batches = Lockstep(Numbered(6), prefetch=3)
     first = iter(batches)
     assert [next(first)["input_ids"][0, 0].item() for _ in range(2)] == [0, 1]
@@ -56,7 +56,7 @@ def test_an_iterator_that_is_left_early_loses_nothing_and_gives_nothing_more() -
     batches.close()
 
 
-def test_an_error_in_the_source_comes_out_behind_the_batches_before_it_and_there_is_nothing_more() -> None:
+def test_an_error_in_the_source_comes_after_the_batches_before_it_and_no_batch_follows() -> None:
     batches = Lockstep(Numbered(5, fails_at=2), prefetch=3)
     iterator = iter(batches)
     assert [next(iterator)["input_ids"][0, 0].item() for _ in range(2)] == [0, 1]
@@ -67,7 +67,7 @@ def test_an_error_in_the_source_comes_out_behind_the_batches_before_it_and_there
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_nothing_comes_out_of_what_was_closed(begun: bool) -> None:
+def test_a_closed_lockstep_gives_no_more_batches(begun: bool) -> None:
     batches = Lockstep(Numbered(5), prefetch=3)
     if begun:
         next(iter(batches))
@@ -77,7 +77,7 @@ def test_nothing_comes_out_of_what_was_closed(begun: bool) -> None:
         next(iter(batches))
 
 
-def test_what_is_forgotten_without_being_closed_leaves_no_thread() -> None:
+def test_a_lockstep_that_is_dropped_without_being_closed_leaves_no_thread() -> None:
     batches = Lockstep(Numbered(5), prefetch=1)
     for _ in batches:
         break
@@ -85,11 +85,11 @@ def test_what_is_forgotten_without_being_closed_leaves_no_thread() -> None:
     gc.collect()
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("composer_packing")]
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_documents_that_never_fill_a_batch_are_an_error_not_an_endless_loop() -> None:
+def test_documents_that_never_fill_a_batch_are_an_error_and_not_an_endless_loop() -> None:
     batches = Lockstep(Numbered(0), prefetch=1)
     with pytest.raises(ValueError, match=f"the documents of {PATIENCE} epochs did not fill one batch"):
         next(iter(batches))

@@ -6,9 +6,10 @@ import pytest
 import torch
 from composer import Timestamp
 
-from composer_packing.checkpointing.identity import FREE, FREE_WEIGHTS, Checkpoint, RunIdentity, read_checkpoint
+from composer_packing.checkpointing.identity import Checkpoint, RunIdentity, read_checkpoint
 from composer_packing.checkpointing.run_folder import RunFolder, check_save_folder
 from composer_packing.common.errors import ConfigError
+from composer_packing.common.resume import Resume, declared_keys
 from composer_packing.config.schema import OptimizerConfig
 from composer_packing.model.config import ModernBertConfig
 from composer_packing.training.batches import train_batches
@@ -92,7 +93,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     half = Path(saved(path, "one", small())).read_bytes()[:5000]
     for content in (b"", b"text", b"\x80\x04K\x01.", half):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"a.pt: is no whole checkpoint of a run \(\w+\)$") as caught:
+        with pytest.raises(ConfigError, match=r"a.pt: is not a whole checkpoint of a run \(\w+\)$") as caught:
             check(str(path), "one", small())
         assert "\n" not in str(caught.value)
 
@@ -110,14 +111,13 @@ def test_every_key_of_the_model_must_agree_that_means_something_to_the_weights(t
     load_path = saved(tmp_path / "a.pt", "one", small())
     before = getattr(small(), key)
     config: Any = small(**{key: not before if key == "causal" else before / 2 if before < 1 else 2 * before})
-    if key in FREE_WEIGHTS:
-        check(load_path, "one", config, load_weights_only=True)
-    if key in FREE:
-        check(load_path, "one", config)
-    else:
-        now = getattr(config, key)
-        with pytest.raises(ConfigError, match=rf"was trained with model.{key}={before}, not {now}; give the same"):
-            check(load_path, "one", config)
+    now, declared = getattr(config, key), declared_keys(ModernBertConfig)[key]
+    for weights_only in (True, False):
+        if declared is Resume.FREE or (declared is Resume.TRAINING and weights_only):
+            check(load_path, "one", config, load_weights_only=weights_only)
+        else:
+            with pytest.raises(ConfigError, match=rf"was trained with model.{key}={before}, not {now}; give the same"):
+                check(load_path, "one", config, load_weights_only=weights_only)
 
 
 @pytest.mark.parametrize("folder", ["{file}/runs", "{file}", "/proc/nowhere/{{run_name}}"])
@@ -149,11 +149,11 @@ def test_a_checkpoint_of_another_program_or_without_an_optimizer_is_named(tmp_pa
     del there["state"]["optimizers"]
     torch.save(there, load_path)
     check(load_path, "one", small(), load_weights_only=True)
-    with pytest.raises(ConfigError, match="its optimizer must go on as it is: there is none; give"):
+    with pytest.raises(ConfigError, match="the optimizer must stay as it was: the checkpoint has none; give"):
         check(load_path, "one", small())
     del there["state"]["callbacks"]["RunIdentity"]
     torch.save(there, load_path)
-    with pytest.raises(ConfigError, match=r"a\.pt: holds no RunIdentity, as those of train\.py do"):
+    with pytest.raises(ConfigError, match=r"a\.pt: has no RunIdentity; give a checkpoint that train\.py has written"):
         check(load_path, "one", small(), load_weights_only=True)
 
 
@@ -162,7 +162,7 @@ def test_the_settings_of_an_optimizer_that_goes_on_must_be_those_it_has(tmp_path
     load_path = saved(tmp_path / "a.pt", "one", small())
     changed = OptimizerConfig(lr=1e-3, betas=(0.9, 0.95))
     check(load_path, "one", small(), optimizer=changed, load_weights_only=True)
-    with pytest.raises(ConfigError, match=r"lr was 0.0008, is 0.001; give the same, or begin another") as caught:
+    with pytest.raises(ConfigError, match=r"lr was 0.0008, is 0.001; give the same, or start another") as caught:
         check(load_path, "one", small(), optimizer=changed)
     assert "optimizer.betas was [0.9, 0.98], is [0.9, 0.95]" in str(caught.value)
 

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 from composer_packing import KeyedMasking, SequencePacker, SubsetSumSequencePacker, Tail
 from composer_packing.batch.contract import Batch
-from composer_packing.checkpointing.redealing import has_the_same_shares, redeal
+from composer_packing.batch.lockstep import Lockstep
+from composer_packing.checkpointing.packed_dataset import PackedDataset
+from composer_packing.common.errors import ConfigError
 from composer_packing.data.array_documents import DocumentDataset
 from composer_packing.data.document_loader import DocumentLoader
-from composer_packing.data.share_sampler import ALL, Deal, NumberBatches, ShareSampler
+from composer_packing.data.share_sampler import WHOLE_SHARE, EarlierDeal, ShareSampler
+from tests.tools.packers import new_packer
 from tests.tools.ranks_resuming import COUNT, EPOCHS, STOPS
 from tests.tools.reference import originals
 from tests.tools.resumed import saved_and_read
@@ -33,15 +36,27 @@ def numbered(count: int) -> DocumentDataset:
 
 def packer_of(documents: DocumentDataset, rank: int, world_size: int) -> SequencePacker:
     sampler = ShareSampler(documents, world_size, rank, seed=2)
-    loader = DocumentLoader(documents, sampler, NumberBatches(sampler, 3), 0, 1)
-    return SubsetSumSequencePacker(
-        *(loader, 3, 16, 2, 16, 9, 0, 4), tail=Tail.CARRY, keyed_masking=MASKING, world_size=world_size
+    loader = DocumentLoader(documents, sampler, 3, 0, 1)
+    return new_packer(
+        SubsetSumSequencePacker,
+        *(loader, 3, 2, 16, 9),
+        pad_token_id=0,
+        mask_token_id=4,
+        tail=Tail.CARRY,
+        keyed_masking=MASKING,
+        world_size=world_size,
     )
 
 
 def state_of(packer: SequencePacker) -> dict[str, Any]:
-    """As `Lockstep.state_dict` gives it."""
-    return {"epoch": 0, "batches_in_epoch": 1, "stream": {"epoch": 0, "source": packer.state_dict()}}
+    """As `Lockstep.state_dict` returns it."""
+    state = packer.state_dict()
+    return {"epoch": 0, "batches_in_epoch": 1, "stream": {"epoch": max(state["epoch"], 0), "source": state}}
+
+
+def redeal(states: Any, rank: int, world_size: int) -> Any:
+    """As a rank that resumes does, which has read nothing yet."""
+    return Lockstep(packer_of(numbered(1), rank, world_size), prefetch=0).redeal(states, rank, world_size)
 
 
 class Rank:
@@ -59,7 +74,7 @@ class Rank:
         """So many more batches, or fewer, if there are no more up to an epoch."""
         for _ in range(count):
             while (batch := next(self.iterator, None)) is None:
-                if self.packer.epoch >= last_epoch and not self.packer._goes_on:
+                if self.packer.epoch >= last_epoch and not self.packer._resumes_epoch:
                     return
                 self.iterator = iter(self.packer)
             self.seen += [document[0] - 5 for document in originals([batch])]
@@ -118,7 +133,7 @@ def test_dealing_again_by_hand() -> None:
     """Five documents on two ranks in epoch 0: the first has read two of three, the second none of two."""
     sampler = ShareSampler(range(5), 1, 0, seed=3)
     order = sampler.numbers().tolist()
-    sampler.deals = {0: [Deal(2, (2, 0))], 1: [Deal(2, (ALL, 1))]}
+    sampler.deals = {0: [EarlierDeal(2, (2, 0))], 1: [EarlierDeal(2, (WHOLE_SHARE, 1))]}
     assert sampler.numbers().tolist() == [order[1], order[3], order[4]]
     sampler.set_epoch(1)
     (second,) = [ShareSampler(range(5), 1, 0, seed=3)]
@@ -127,25 +142,34 @@ def test_dealing_again_by_hand() -> None:
     assert sampler.numbers().tolist() == [order[2], order[4]], "epoch 1 began with the second rank, which had read one"
 
 
-def test_ranks_go_on_as_they_are_where_they_read_the_same_shares() -> None:
+def test_a_rank_keeps_its_share_if_the_saved_ranks_were_dealt_the_same_shares() -> None:
     documents = numbered(10)
     states = [Rank(documents, rank, 2).state() for rank in range(2)]
-    assert has_the_same_shares(states, states[1], 2)
-    assert not has_the_same_shares(states, Rank(documents, 0, 1).state(), 1)
+    lockstep = Lockstep(packer_of(documents, 1, 2), prefetch=0)
+    assert lockstep.has_same_shares(states[0])
     other_nodes = saved_and_read(states[0])
     other_nodes["stream"]["source"]["source"]["ranks_per_node"] = 1
-    assert not has_the_same_shares(states, other_nodes, 2)
+    assert not lockstep.has_same_shares(other_nodes)
     theirs = saved_and_read(states[0])
-    theirs["stream"]["source"]["source"] = {"place": 3}  # of a source that is not ours
-    assert has_the_same_shares([theirs] * 2, theirs, 2)
-    with pytest.raises(ValueError, match="whose source knows no place"):
-        redeal([theirs] * 2, 0, 1)
+    for position in ({"place": 3}, None):  # of a source that is not ours
+        theirs["stream"]["source"]["source"] = position
+        assert not lockstep.has_same_shares(theirs)
+        with pytest.raises(ValueError, match="the saved position in the documents is not one of a DocumentLoader"):
+            redeal([theirs] * 2, 0, 1)
+        assert Lockstep(packer_over_a_list(), prefetch=0).has_same_shares(theirs)
 
 
-def test_a_source_without_a_place_cannot_be_dealt_out_again() -> None:
-    packer = SubsetSumSequencePacker([[{"input_ids": torch.arange(3)}]], 2, 4, 1, 4, 3)
-    with pytest.raises(ValueError, match="saved on 2 ranks, whose source knows no place: it cannot go on on 1"):
-        redeal([state_of(packer)] * 2, 0, 1)
+def packer_over_a_list() -> SequencePacker:
+    return new_packer(SubsetSumSequencePacker, [[{"input_ids": torch.arange(3)}]], 2, 1, 4, 3)
+
+
+def test_a_source_without_a_position_cannot_be_dealt_out_to_other_ranks() -> None:
+    lockstep = Lockstep(packer_over_a_list(), prefetch=0)
+    states = [lockstep.state_dict()] * 2
+    with pytest.raises(ValueError, match="a list has no position that could be dealt out to other ranks"):
+        lockstep.redeal(states, 0, 1)
+    with pytest.raises(ConfigError, match=r"cannot resume from its checkpoint: a list has no .*; resume on 2 ranks, w"):
+        PackedDataset(lockstep).load_state_dict({"settings": {"version": 1}, "ranks": states})
 
 
 @pytest.fixture(scope="module")

@@ -192,7 +192,7 @@ def test_a_checkpoint_that_has_lost_its_place_in_the_data_is_refused_or_starts_t
     else:
         del saved["state"]["dataset_state"]
     torch.save(saved, tmp_path / "lost.pt")
-    with pytest.raises(ConfigError, match="cannot go on from its checkpoint: it holds no place in the data"):
+    with pytest.raises(ConfigError, match="cannot resume from its checkpoint: it has no position in the data"):
         Run(tmp_path / "lost.pt")
     run = Run(tmp_path / "lost.pt", restart_changed=True)
     assert run.data.is_restarted
@@ -204,7 +204,7 @@ def test_a_checkpoint_that_has_lost_its_place_in_the_data_is_refused_or_starts_t
 
 
 def test_a_checkpoint_of_other_data_is_refused_before_the_first_batch(whole: Run, folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"cannot go on from its checkpoint: data was a, is b; give the same"):
+    with pytest.raises(ConfigError, match=r"cannot resume from its checkpoint: data was a, is b; give the same"):
         Run(checkpoint(folder, 9), data="b")
     run = Run(checkpoint(folder, 9), data="b", restart_changed=True)
     assert run.data.is_restarted

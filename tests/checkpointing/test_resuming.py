@@ -34,6 +34,7 @@ from composer_packing.packing.source_batch import FlatSourceBatch
 from composer_packing.training.batches import train_batches
 from composer_packing.training.dataspec import packed_dataspec
 from tests.tools.numbered import Numbered
+from tests.tools.packers import new_packer
 from tests.tools.reference import masked_documents
 from tests.tools.resumed import assert_same, check_goes_on_from_every_batch, saved_and_read, taken
 from tests.tools.runs import VOCABULARY, config_of, documents_of, read_as
@@ -154,7 +155,7 @@ def test_an_iterator_from_before_a_state_was_loaded_takes_no_batch_away(depth: i
     batches.close()
 
     source = [[{"input_ids": [5, 6, 7]}] * 4] * 9
-    packer = SubsetSumSequencePacker(source, 4, 9, 2, 16, 12)
+    packer = new_packer(SubsetSumSequencePacker, source, 4, 2, 16, 12)
     first = packer.state_dict()
     for loaded in (packer, BufferedIterable(packer, depth)):
         iterator = iter(loaded)
@@ -210,7 +211,7 @@ def test_a_snapshot_stays_what_it_was_while_the_packer_goes_on(seed: int, tail: 
     lengths = rng.integers(1, 12, 80)
     source = [[{"input_ids": rng.integers(0, 70_000, length)} for length in some] for some in np.split(lengths, 20)]
     kind = GreedyBestFitSequencePacker if fits_best else SubsetSumSequencePacker
-    packer: SequencePacker = kind(source, 4, 12, 2, 12, 9, tail=tail)
+    packer: SequencePacker = new_packer(kind, source, 4, 2, 12, 9, tail=tail)
     snapshots, at_once = [], []
     for _ in range(2):
         for _ in packer:
@@ -228,7 +229,9 @@ def test_masks_drawn_by_numpy_and_a_source_without_a_place_go_on_too(
     source = [[{"input_ids": rng.integers(5, 60, rng.integers(1, 9))} for _ in range(4)] for _ in range(12)]
 
     def buffered(depth: int) -> BufferedIterable[Batch]:
-        return BufferedIterable(kind(source, 4, 9, 2, 16, 12, pad_token_id=0, mask_token_id=4, tail=tail), depth)
+        return BufferedIterable(
+            new_packer(kind, source, 4, 2, 16, 12, pad_token_id=0, mask_token_id=4, tail=tail), depth
+        )
 
     batches = buffered(3)
     undisturbed: list[Any] = []
@@ -242,18 +245,18 @@ def test_masks_drawn_by_numpy_and_a_source_without_a_place_go_on_too(
         assert_same(rest, [batch for batch, _, _ in undisturbed[number + 1 :]])
         again.close()
     batches.close()
-    assert "the source knows no place of its own: " in caplog.text
+    assert "the source has no state of its own: " in caplog.text
 
 
 def test_the_state_of_other_settings_is_refused_and_each_is_named() -> None:
     source = [[{"input_ids": [5, 6, 7]}] * 4] * 4
-    state = SubsetSumSequencePacker(source, 4, 9, 2, 16, 12).state_dict()
+    state = new_packer(SubsetSumSequencePacker, source, 4, 2, 16, 12).state_dict()
     with pytest.raises(
         ValueError, match=r"settings: mask_prob was 0.3, is 0.2; out_pseq_len was 16, is 32; packer was"
     ):
-        GreedyBestFitSequencePacker(source, 4, 9, 2, 32, 12, mask_prob=0.2).load_state_dict(state)
-    with pytest.raises(ValueError, match="is of version 0; this packer reads 1"):
-        SubsetSumSequencePacker(source, 4, 9, 2, 16, 12).load_state_dict(state | {"version": 0})
+        new_packer(GreedyBestFitSequencePacker, source, 4, 2, 32, 12, mask_prob=0.2).load_state_dict(state)
+    with pytest.raises(ValueError, match="has version 0; this packer reads 1"):
+        new_packer(SubsetSumSequencePacker, source, 4, 2, 16, 12).load_state_dict(state | {"version": 0})
 
 
 def test_a_source_that_knows_its_place_is_asked_for_it() -> None:
@@ -271,7 +274,7 @@ def test_a_source_that_knows_its_place_is_asked_for_it() -> None:
 
     def made(kind: Any, prefetch: int = 2, buffer_size: int = 12) -> Lockstep:
         loader = kind(Documents(), 4, sampler=DistributedSampler(Documents(), 1, 0, seed=7), collate_fn=list)
-        packer = SubsetSumSequencePacker(loader, 4, 9, 2, 16, buffer_size, tail=Tail.CARRY)
+        packer = new_packer(SubsetSumSequencePacker, loader, 4, 2, 16, buffer_size, tail=Tail.CARRY)
         return Lockstep(packer, prefetch)
 
     batches = check_goes_on_from_every_batch(lambda: made(StatefulDataLoader), epochs=3)
@@ -298,17 +301,20 @@ def test_a_state_without_a_place_of_the_source_is_gone_on_from_by_reading_it_aga
 
     def made() -> Lockstep:
         loader: Any = StreamingDataLoader(source, 4, collate_fn=list)
-        return Lockstep(SubsetSumSequencePacker(loader, 4, 9, 2, 16, 12), prefetch=2)
+        return Lockstep(new_packer(SubsetSumSequencePacker, loader, 4, 2, 16, 12), prefetch=2)
 
     check_goes_on_from_every_batch(made)
-    assert "the source knows no place of its own: " in caplog.text
+    assert "the source has no state of its own: " in caplog.text
 
 
 def test_a_streaming_data_loader_over_a_streaming_dataset_is_refused_as_it_does_not_count_documents() -> None:
-    packer = SubsetSumSequencePacker([[{"input_ids": [5, 6, 7]}] * 4] * 4, 4, 9, 2, 16, 12)
+    packer = new_packer(SubsetSumSequencePacker, [[{"input_ids": [5, 6, 7]}] * 4] * 4, 4, 2, 16, 12)
     state = packer.state_dict()
     place = {"epoch": 0, "sample_in_epoch": 28, "num_canonical_nodes": 1, "shuffle_seed": 9}
-    with pytest.raises(ValueError, match=r"^a StreamingDataLoader does not count documents, so that its place is not"):
+    with pytest.raises(
+        ValueError,
+        match=r"^a StreamingDataLoader cannot be resumed: it does not count documents, so its state",
+    ):
         packer.load_state_dict(state | {"source": place})
     assert packer.epoch == -1
 
@@ -321,7 +327,9 @@ def test_batches_that_know_no_place_say_so() -> None:
             nowhere.state_dict()
     assert PackedDataset([]).state_dict(0, True) is None
     for restart_changed in (False, True):
-        with pytest.raises(ConfigError, match=r"^the data cannot go on .*: batches of a list know no place; take them"):
+        with pytest.raises(
+            ConfigError, match=r"^the data cannot resume .*: a list of batches has no position; take the"
+        ):
             PackedDataset([], restart_changed=restart_changed).load_state_dict(None)
     nested = Lockstep(BufferedIterable(Numbered(3), 1), prefetch=1)
     assert len(list(nested)) == 3
@@ -343,7 +351,7 @@ def test_a_checkpoint_of_other_data_or_settings_is_refused_with_every_difference
     (line,) = str(caught.value).splitlines()
     assert "data was a, is b; seed was 17, is 18; train_loader.packing_strategy was subset_sum, is best_fit;" in line
     assert "restart_changed_data=true" in line
-    with pytest.raises(ConfigError, match="from its checkpoint: it holds no place in the data; give"):
+    with pytest.raises(ConfigError, match="from its checkpoint: it has no position in the data; give"):
         packed(scheduled()).load_state_dict(None)
     assert state is not None
     older = state | {"settings": state["settings"] | {"version": 0}}
@@ -376,7 +384,7 @@ def test_data_starts_anew_only_where_it_has_changed_and_that_is_asked_for(caplog
     other = packed(scheduled(), data="b", restart_changed=True)
     other.load_state_dict(copy.deepcopy(state))
     assert other.is_restarted
-    assert "the data starts anew: data was a, is b" in caplog.text
+    assert "the data is read from its start: data was a, is b" in caplog.text
     assert isinstance(other.batches, Lockstep)
     again = list(itertools.islice(other.batches, 4))
     other.batches.close()

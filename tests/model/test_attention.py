@@ -18,15 +18,15 @@ def segments_of(lengths: list[int]) -> Segments:
 
 
 def naive(qkv: Tensor, lengths: list[int], window: int | None, causal: bool) -> Tensor:
-    """Attention with a full mask, in the plainest way."""
+    """Attention with a full mask, as simple as possible."""
     query, key, value = qkv.permute(1, 2, 0, 3)
-    number = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    place = torch.arange(len(number))
-    visible = number[:, None] == number
+    document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    position = torch.arange(len(document))
+    visible = document[:, None] == document
     if window is not None:
-        visible &= (place[:, None] - place).abs() <= window
+        visible &= (position[:, None] - position).abs() <= window
     if causal:
-        visible &= place[:, None] >= place
+        visible &= position[:, None] >= position
     scores = query @ key.transpose(1, 2) / query.shape[-1] ** 0.5
     attended: Tensor = scores.masked_fill(~visible, float("-inf")).softmax(-1) @ value
     return attended.transpose(0, 1)
@@ -55,7 +55,7 @@ def test_values_and_gradients_are_those_of_a_full_mask(
 
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("causal", [False, True])
-def test_another_document_does_not_move_a_bit(window: int | None, causal: bool) -> None:
+def test_another_document_does_not_change_a_bit(window: int | None, causal: bool) -> None:
     segments = segments_of([7, 19, 11])
     qkv = torch.randn(37, 3, 2, 8)
     other = qkv.clone()
@@ -69,7 +69,7 @@ def test_another_document_does_not_move_a_bit(window: int | None, causal: bool) 
     st.sampled_from([None, 1, 3, 8, 64]),
     st.data(),
 )
-def test_a_later_token_does_not_move_an_earlier_one_by_a_bit(
+def test_with_causal_attention_a_later_token_does_not_change_a_bit_of_an_earlier_one(
     lengths: list[int], window: int | None, data: st.DataObject
 ) -> None:
     segments, row_len = segments_of(lengths), sum(lengths)
@@ -90,7 +90,7 @@ def test_positions_restart_in_every_segment() -> None:
 
 
 def test_windows_need_memory_in_proportion_to_the_row() -> None:
-    """A mask of row by row would have 2**30 entries here."""
+    """A mask of `row_len * row_len` would have 2**30 entries here."""
     row_len, window = 2**15, 16
     mask = segments_of([row_len]).block_mask(window)
     assert mask.numel() == row_len * 3 * window
@@ -98,8 +98,8 @@ def test_windows_need_memory_in_proportion_to_the_row() -> None:
     assert attend(qkv, segments_of([row_len]), window).isfinite().all()
 
 
-def test_the_kernel_of_flash_attn_is_called_with_the_rows_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no GPU in tests: a stand-in of the documented signature takes the kernel's place."""
+def test_the_kernel_of_flash_attn_is_called_with_the_segments_of_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests have no GPU, so a stand-in with the documented signature replaces the kernel."""
     calls: list[dict[str, Any]] = []
 
     def flash_attn_varlen_qkvpacked_func(

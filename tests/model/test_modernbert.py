@@ -38,7 +38,7 @@ def row_of(lengths: list[int], vocab_size: int, seed: int = 0) -> tuple[Tensor, 
 
 
 def check_that_logits_are_theirs(ours: ModernBertForMaskedLM, theirs: Any, lengths: list[int], seed: int) -> None:
-    """Of documents in one row, and of each on its own."""
+    """Compare our logits for documents in one row with their logits for each document alone."""
     ids, cu_seqlens, longest = row_of(lengths, ours.model.config.vocab_size, seed)
     with torch.no_grad():
         packed = ours(ids, cu_seqlens, longest).logits
@@ -48,7 +48,7 @@ def check_that_logits_are_theirs(ours: ModernBertForMaskedLM, theirs: Any, lengt
 
 @settings(max_examples=30)
 @given(configs, st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(0, 1000))
-def test_logits_are_hugging_faces_for_each_document_on_its_own(
+def test_logits_equal_hugging_faces_for_each_document_alone(
     config: ModernBertConfig, lengths: list[int], seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -59,9 +59,9 @@ def test_logits_are_hugging_faces_for_each_document_on_its_own(
 
 
 def hugging_face_decoder(ours: ModernBertForMaskedLM) -> transformers.ModernBertDecoderForCausalLM:
-    """Their causal form of the model with our weights.
+    """Return Hugging Face's causal form of the model with our weights.
 
-    Its window counts the token itself, queries, keys and values have a matrix each, and it rotates by one base.
+    Its window counts the token itself. It has one matrix each for queries, keys and values, and only one rotary base.
     """
     config = ours.model.config
     names = set(vars(config)) - {"attn_out_dropout", "causal", "local_attention"}
@@ -86,7 +86,7 @@ def hugging_face_decoder(ours: ModernBertForMaskedLM) -> transformers.ModernBert
 
 @settings(max_examples=20)
 @given(configs, st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(0, 1000))
-def test_causal_logits_are_those_of_hugging_faces_decoder_for_each_document_on_its_own(
+def test_causal_logits_equal_those_of_hugging_faces_decoder_for_each_document_alone(
     config: ModernBertConfig, lengths: list[int], seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -96,7 +96,7 @@ def test_causal_logits_are_those_of_hugging_faces_decoder_for_each_document_on_i
 
 
 @given(st.lists(st.integers(1, 25), min_size=1, max_size=5), st.data())
-def test_changing_a_token_of_a_causal_model_moves_no_bit_before_it_or_in_another_document(
+def test_changing_a_token_of_a_causal_model_changes_no_bit_before_it_or_in_another_document(
     lengths: list[int], data: st.DataObject
 ) -> None:
     model = ModernBertForMaskedLM(small(causal=True)).eval()
@@ -112,7 +112,7 @@ def test_changing_a_token_of_a_causal_model_moves_no_bit_before_it_or_in_another
     assert moved[changed]
 
 
-def test_names_and_shapes_are_hugging_faces_and_weights_go_both_ways() -> None:
+def test_names_and_shapes_are_hugging_faces_and_weights_load_in_both_directions() -> None:
     ours, theirs = ModernBertForMaskedLM(small()), hugging_face(small())
     assert {name: p.shape for name, p in ours.state_dict().items()} == {
         name: p.shape for name, p in theirs.state_dict().items()
@@ -129,7 +129,7 @@ def test_the_defaults_are_the_base_model() -> None:
     assert layers == [None, 64, 64] * 7 + [None]
 
 
-def test_changing_one_document_leaves_the_others_logits_as_they_are_to_the_last_bit() -> None:
+def test_changing_one_document_changes_no_bit_of_the_logits_of_others() -> None:
     model = ModernBertForMaskedLM(small()).eval()
     ids, cu_seqlens, longest = row_of([9, 31, 1, 20], 50)
     other = ids.clone()
@@ -189,7 +189,7 @@ def test_the_gradient_of_a_row_is_that_of_its_documents() -> None:
         torch.testing.assert_close(one, other.grad)
 
 
-def test_a_fresh_model_guesses_evenly() -> None:
+def test_an_untrained_model_gives_all_tokens_about_the_same_probability() -> None:
     torch.manual_seed(0)
     model = ModernBertForMaskedLM(small(vocab_size=1000, hidden_size=64))
     ids, cu_seqlens, longest = row_of([100, 100], 1000)
@@ -209,6 +209,6 @@ def test_dropout_is_on_the_attention_output_in_training_only() -> None:
     ("changed", "message"),
     [({"num_attention_heads": 3}, "num_attention_heads=3"), ({"local_attention": 1}, "local_attention=1")],
 )
-def test_a_shape_that_cannot_be_is_an_error(changed: dict[str, int], message: str) -> None:
+def test_an_impossible_shape_is_an_error(changed: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(**changed)

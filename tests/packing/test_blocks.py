@@ -19,7 +19,7 @@ Pieces = list[list[tuple[int, int]]]
 PLACEMENTS: list[dict[str, Any]] = [{"split": True}, {"split": False}, {"split": False, "best_fit": True}]
 
 KINDS: list[Any] = [list, tuple, np.array, torch.tensor]
-"""What spans may come as."""
+"""Types in which spans may be given."""
 
 
 def split_over_boundaries(examples: Pieces, row_len: int) -> list[Pieces]:
@@ -71,7 +71,7 @@ def best_fit(examples: Pieces, row_len: int) -> list[Pieces]:
 def expected(
     sequences: list[list[int]], masks: list[list[int]], row_len: int, split: bool, best: bool
 ) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-    """Blocks, loss masks and ends."""
+    """Blocks, loss masks and `cu_seqlens` as lists, from placing one sequence after another."""
     examples = [list(zip(ids, mask, strict=True))[:row_len] for ids, mask in zip(sequences, masks, strict=True)]
     examples = [example for example in examples if any(learned for _, learned in example)]
     place = split_over_boundaries if split else best_fit if best else next_block
@@ -93,7 +93,7 @@ def as_lists(packed: PackedBlocks) -> tuple[list[list[int]], list[list[int]], li
 
 
 def numbered(lengths: list[int]) -> list[list[int]]:
-    """Sequences of these lengths; no token comes twice, and that of padding is among them."""
+    """Sequences of these lengths. No token comes twice, and the id of padding is one of them."""
     ids = itertools.count()
     return [list(itertools.islice(ids, length)) for length in lengths]
 
@@ -105,13 +105,13 @@ placements = st.sampled_from(PLACEMENTS)
 
 @st.composite
 def examples(draw: st.DrawFn) -> tuple[list[list[int]], list[list[int]]]:
-    """Sequences, and a mask of each."""
+    """Sequences, and a loss mask of each."""
     sequences = numbered(draw(some_lengths))
     return sequences, [draw(st.lists(st.integers(0, 1), min_size=len(ids), max_size=len(ids))) for ids in sequences]
 
 
 @given(some_lengths, row_lengths, placements)
-def test_every_placement_is_what_trying_one_sequence_after_the_other_gives(
+def test_every_placement_gives_what_placing_one_sequence_after_another_gives(
     lengths: list[int], row_len: int, how: dict[str, Any]
 ) -> None:
     sequences = numbered(lengths)
@@ -123,7 +123,7 @@ def test_every_placement_is_what_trying_one_sequence_after_the_other_gives(
 
 
 @given(examples(), row_lengths, placements)
-def test_so_it_is_with_responses_and_what_has_none_left_is_counted(
+def test_placements_with_responses_are_the_same_and_examples_without_a_response_left_are_counted(
     drawn: tuple[list[list[int]], list[list[int]]], row_len: int, how: dict[str, Any]
 ) -> None:
     sequences, masks = drawn
@@ -145,7 +145,7 @@ def test_split_sequences_lie_in_their_order_with_every_token_once_and_only_the_l
 
 
 @given(some_lengths, row_lengths, placements)
-def test_loss_masks_sum_to_the_tokens_that_were_kept_and_the_rest_is_padding(
+def test_loss_masks_sum_to_the_kept_tokens_and_all_other_slots_are_padding(
     lengths: list[int], row_len: int, how: dict[str, Any]
 ) -> None:
     packed = pack_blocks(numbered(lengths), row_len, -1, **how)
@@ -177,10 +177,10 @@ def test_every_token_keeps_its_loss_mask(drawn: tuple[list[list[int]], list[list
 
 
 @given(st.data(), some_lengths, row_lengths, placements)
-def test_spans_say_what_masks_would_say(
+def test_spans_give_the_same_blocks_as_masks(
     data: st.DataObject, lengths: list[int], row_len: int, how: dict[str, Any]
 ) -> None:
-    """Also where several of them overlap or are empty."""
+    """Also if spans overlap or are empty."""
     spans: list[Any] = []
     masks = [[0] * length for length in lengths]
     for length, mask in zip(lengths, masks, strict=True):
@@ -197,7 +197,7 @@ def test_spans_say_what_masks_would_say(
     assert by_spans[3:] == by_masks[3:]
 
 
-def test_best_fit_over_many_open_blocks_is_that_over_each_of_them() -> None:
+def test_best_fit_over_many_open_blocks_gives_what_trying_each_block_gives() -> None:
     lengths = np.random.default_rng(1).integers(100, 300, 1500).tolist()
     sequences = numbered(lengths)
     packed = pack_blocks(sequences, 320, PAD, split=False, best_fit=True)
@@ -226,14 +226,14 @@ def test_the_picture_in_the_docstring_is_what_happens(
     assert ends == all_ends
 
 
-def test_on_a_tie_best_fit_takes_the_block_that_has_had_just_that_room_for_longest() -> None:
-    """The second block has room for 2 from the start, the first only since the second sequence of 3 came."""
+def test_on_a_tie_best_fit_takes_the_block_that_has_had_this_room_for_longest() -> None:
+    """The second block has room for 2 from the start, the first block only after the second sequence of 3."""
     sequences = [[1] * 3, [2] * 6, [3] * 3, [4] * 2, [5] * 2]
     packed = pack_blocks(sequences, 8, split=False, best_fit=True)
     assert packed.blocks.tolist() == [[1, 1, 1, 3, 3, 3, 5, 5], [2, 2, 2, 2, 2, 2, 4, 4]]
 
 
-def test_cutting_may_take_the_answer_and_then_the_example_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_example_whose_response_is_cut_off_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     sequences = [[1, 2, 3, 4, 5, 6], [11, 12], [21, 22, 23, 24, 25], [31]]
     with caplog.at_level(logging.WARNING, "composer_packing.packing.blocks"):
         packed = pack_blocks(sequences, 4, response_spans=[(4, 6), (1, 2), [(0, 1), (3, 5)], []])
@@ -241,21 +241,21 @@ def test_cutting_may_take_the_answer_and_then_the_example_is_dropped(caplog: pyt
     assert packed.loss_masks.tolist() == [[0, 1, 1, 0], [0, 1, 0, 0]]
     assert (packed.num_truncated, packed.num_dropped) == (2, 2)
     assert caplog.messages == [
-        "of 4 sequences 2 were cut to 4 tokens, and 2 dropped for want of a response token",
+        "of 4 sequences, 2 were cut to 4 tokens and 2 were dropped because they had no response token left",
     ]
 
 
 @pytest.mark.parametrize(("mask", "cut", "dropped"), [([0, 0], 0, 1), ([1, 0, 0], 1, 0)])
-def test_one_warning_tells_of_what_was_cut_or_dropped_alone(
+def test_one_warning_reports_sequences_that_were_only_cut_or_only_dropped(
     caplog: pytest.LogCaptureFixture, mask: list[int], cut: int, dropped: int
 ) -> None:
     pack_blocks([[1], [2] * len(mask)], 2, loss_masks=[[1], mask])
     assert caplog.messages == [
-        f"of 2 sequences {cut} were cut to 2 tokens, and {dropped} dropped for want of a response token"
+        f"of 2 sequences, {cut} were cut to 2 tokens and {dropped} were dropped because they had no response token left"
     ]
 
 
-def test_nothing_is_logged_where_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_logged_if_nothing_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     pack_blocks([[1, 2], []], 4, response_spans=[(1, 2), (0, 0)])
     assert caplog.messages == []
 
@@ -265,7 +265,7 @@ def test_a_token_with_the_id_of_padding_is_a_token() -> None:
 
 
 @pytest.mark.parametrize("how", PLACEMENTS)
-def test_nothing_gives_no_blocks_and_empty_sequences_are_passed_over(how: dict[str, Any]) -> None:
+def test_no_sequences_give_no_blocks_and_empty_sequences_are_passed_over(how: dict[str, Any]) -> None:
     for count in range(3):
         nothing: list[list[int]] = [[] for _ in range(count)]
         packed = pack_blocks(nothing, 4, loss_masks=nothing, **how)
@@ -274,7 +274,7 @@ def test_nothing_gives_no_blocks_and_empty_sequences_are_passed_over(how: dict[s
     assert pack_sequences([[], [1], [], [2], []], 2, **how) == ([[1, 2]], [[1, 1]])
 
 
-def test_a_block_that_is_just_full_has_no_segment_of_padding() -> None:
+def test_a_full_block_has_no_segment_of_padding() -> None:
     assert [ends.tolist() for ends in pack_blocks([[1, 2], [3, 4]], 4).cu_seqlens] == [[0, 2, 4]]
 
 
@@ -289,13 +289,13 @@ def test_a_block_that_is_just_full_has_no_segment_of_padding() -> None:
         (list(ids) for ids in ((1, 2), (3, 4))),
     ],
 )
-def test_lists_tuples_arrays_tensors_and_iterators_come_to_the_same(sequences: Any) -> None:
+def test_lists_tuples_arrays_tensors_and_iterators_give_the_same_blocks(sequences: Any) -> None:
     given = pack_sequences(sequences, 3, loss_masks=np.array([[False, True], [True, False]]))
     assert given == ([[1, 2, 3], [4, 0, 0]], [[0, 1, 1], [0, 0, 0]])
     assert all(type(item) is int for lists in given for row in lists for item in row)
 
 
-def test_what_was_given_is_left_as_it_was() -> None:
+def test_the_given_arrays_are_not_changed() -> None:
     sequences, masks = [np.array([1, 2, 3])], [np.array([0, 1, 1])]
     packed = pack_blocks(sequences, 3, loss_masks=masks)
     packed.blocks[:] = packed.loss_masks[:] = 9
@@ -315,13 +315,13 @@ def test_what_was_given_is_left_as_it_was() -> None:
         ({1: [2]}, "int: 1"),
     ],
 )
-def test_a_sequence_that_is_none_is_an_error_that_shows_it(sequences: Any, shown: str) -> None:
+def test_a_sequence_of_another_type_is_an_error_that_shows_it(sequences: Any, shown: str) -> None:
     with pytest.raises(TypeError, match=f"each sequence must be a flat sequence of integers.*got {shown}"):
         pack_sequences(sequences, 4)
 
 
 @pytest.mark.parametrize("sequences", [None, 5, torch.tensor(5)])
-def test_so_is_what_holds_no_sequences(sequences: Any) -> None:
+def test_an_argument_that_holds_no_sequences_is_an_error_that_shows_it(sequences: Any) -> None:
     with pytest.raises(TypeError, match=r"^sequences must be a sequence of sequences; got \w+: .*(None|5)"):
         pack_sequences(sequences, 4)
 
@@ -333,14 +333,14 @@ def test_a_negative_id_is_an_error_that_shows_it(sequences: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [4.0, "4", None, np.array([4, 4])])
-def test_a_size_or_an_id_that_is_no_int_is_an_error_that_shows_it(wrong: Any) -> None:
+def test_a_size_or_an_id_that_is_not_an_int_is_an_error_that_shows_it(wrong: Any) -> None:
     with pytest.raises(TypeError, match=r"max_seq_length=.* must be an int"):
         pack_sequences([[1]], wrong)
     with pytest.raises(TypeError, match=r"padding_token_id=.* must be an int"):
         pack_sequences([[1]], 4, wrong)
 
 
-def test_padding_that_fits_no_int64_is_an_error_that_shows_it() -> None:
+def test_a_padding_id_that_does_not_fit_int64_is_an_error_that_shows_it() -> None:
     with pytest.raises(ValueError, match=f"padding_token_id={2**63} must fit int64"):
         pack_sequences([[1]], 4, 2**63)
 
@@ -359,7 +359,7 @@ def test_options_that_do_not_go_together_are_errors() -> None:
 
 
 @pytest.mark.parametrize("name", ["loss_masks", "response_spans"])
-def test_another_number_of_masks_or_spans_than_of_sequences_is_an_error_that_shows_both(name: str) -> None:
+def test_a_wrong_number_of_masks_or_spans_is_an_error_that_shows_both_numbers(name: str) -> None:
     too_few, none_at_all = {name: [[1]]}, {name: 5}
     with pytest.raises(ValueError, match=f"{name} must have one entry for each of 2 sequences; got 1"):
         pack_sequences([[1], [2]], 4, 0, **too_few)

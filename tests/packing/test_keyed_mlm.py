@@ -1,4 +1,4 @@
-"""Masks as a function of seed, epoch, document and position. The statistics are of fixed seeds."""
+"""Keyed masks depend on seed, epoch, document and position alone. The statistics use fixed seeds."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +14,7 @@ from composer_packing import GreedyBestFitSequencePacker
 from composer_packing.batch.contract import IGNORE_INDEX, Batch
 from composer_packing.packing.labels.keyed_mlm import KeyedMasking
 from composer_packing.packing.options import OverLong, Tail
+from tests.tools.packers import new_packer
 from tests.tools.reference import masked_documents, originals
 
 VOCAB_SIZE, SPECIAL, MASK, PAD = 1000, (0, 1, 2, 3, 4), 4, 0
@@ -22,20 +23,20 @@ VOCAB_SIZE, SPECIAL, MASK, PAD = 1000, (0, 1, 2, 3, 4), 4, 0
 def packed(
     lengths: list[int], row_len: int, rows: int, seed: int = 7, mask_prob: float = 0.3, epochs: int = 1, **more: Any
 ) -> list[Batch]:
-    """Batches of documents that are told apart by their tokens: document `d` has ids from `10 * d + 5`."""
+    """Batches of documents with different tokens: the ids of document `d` begin at `10 * d + 5`."""
     documents = [
         {"input_ids": (np.arange(length) + 10 * number) % (VOCAB_SIZE - 5) + 5, "document": number}
         for number, length in enumerate(lengths)
     ]
-    packer = GreedyBestFitSequencePacker(
+    packer = new_packer(
+        GreedyBestFitSequencePacker,
         [documents],
         len(documents),
-        row_len,
         rows,
         row_len,
         len(documents) + 1,
-        PAD,
-        MASK,
+        pad_token_id=PAD,
+        mask_token_id=MASK,
         mask_prob=mask_prob,
         tail=Tail.EMIT,
         keyed_masking=KeyedMasking(seed, VOCAB_SIZE, SPECIAL),
@@ -48,7 +49,7 @@ lengths_of_documents = st.lists(st.integers(1, 16), min_size=1, max_size=40)
 
 
 @given(lengths_of_documents, st.integers(16, 40), st.integers(1, 5), st.floats(0, 1), st.integers(0, 2**64 - 1))
-def test_a_documents_masks_do_not_depend_on_where_it_was_packed(
+def test_the_masks_of_a_document_do_not_depend_on_where_it_was_packed(
     lengths: list[int], row_len: int, rows: int, mask_prob: float, seed: int
 ) -> None:
     one_row = packed(lengths, 1000, 1, seed, mask_prob)
@@ -63,8 +64,15 @@ def test_targets_are_originals_and_special_tokens_and_padding_are_neither_hidden
 ) -> None:
     ids = [[2, *range(10 * number + 5, 10 * number + length + 5), 3] for number, length in enumerate(lengths)]
     documents = [{"input_ids": document, "document": number} for number, document in enumerate(ids)]
-    packer = GreedyBestFitSequencePacker(
-        *([documents], len(documents), 18, 3, 18, len(documents) + 1, PAD, MASK),
+    packer = new_packer(
+        GreedyBestFitSequencePacker,
+        [documents],
+        len(documents),
+        3,
+        18,
+        len(documents) + 1,
+        pad_token_id=PAD,
+        mask_token_id=MASK,
         mask_prob=mask_prob,
         tail=Tail.EMIT,
         keyed_masking=KeyedMasking(seed, VOCAB_SIZE, SPECIAL),
@@ -82,7 +90,7 @@ def test_targets_are_originals_and_special_tokens_and_padding_are_neither_hidden
 def by_the_formula(
     ids: list[int], seed: int, epoch: int, document: int, mask_prob: float, vocab_size: int, special: list[int]
 ) -> tuple[list[int], list[int]]:
-    """What is seen and the labels, with Python's own integers; special ids in rising order."""
+    """Masked ids and labels, computed with Python integers. Special ids must be in rising order."""
 
     def mixed(state: int) -> int:
         state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
@@ -115,7 +123,7 @@ def by_the_formula(
     st.sampled_from([0, 1, 7, 200]),
     st.data(),
 )
-def test_masks_are_those_of_the_formula_whatever_the_lengths_and_special_ids(
+def test_masks_follow_the_formula_whatever_the_lengths_and_special_ids(
     lengths: list[int],
     mask_prob: float,
     seed: int,
@@ -125,12 +133,20 @@ def test_masks_are_those_of_the_formula_whatever_the_lengths_and_special_ids(
     data: st.DataObject,
 ) -> None:
     special |= {MASK}
-    row_len = max(lengths) + room  # rows may be shorter than a block, and one document may spill over several
+    row_len = (
+        max(lengths) + room
+    )  # rows may be shorter than a block of the loop, and such a block may cover several rows
     tokens = st.integers(0, min(vocab_size, 20) - 1) | st.integers(0, vocab_size - 1)
     documents = [data.draw(st.lists(tokens, min_size=length, max_size=length)) for length in lengths]
-    packer = GreedyBestFitSequencePacker(
-        *([[{"input_ids": ids, "document": 7 * number} for number, ids in enumerate(documents)]], len(documents), 70),
-        *(3, row_len, len(documents) + 1, PAD, MASK),
+    packer = new_packer(
+        GreedyBestFitSequencePacker,
+        [[{"input_ids": ids, "document": 7 * number} for number, ids in enumerate(documents)]],
+        len(documents),
+        3,
+        row_len,
+        len(documents) + 1,
+        pad_token_id=PAD,
+        mask_token_id=MASK,
         mask_prob=mask_prob,
         tail=Tail.EMIT,
         keyed_masking=KeyedMasking(seed, vocab_size, sorted(special)),
@@ -147,11 +163,18 @@ def test_masks_are_those_of_the_formula_whatever_the_lengths_and_special_ids(
         assert batch["num_tokens"] == batch["attention_mask"].sum(-1).tolist()
 
 
-def test_pieces_of_a_document_have_the_masks_of_their_places_in_it() -> None:
+def test_pieces_have_the_masks_of_their_positions_in_the_document() -> None:
     def masked(row_len: int) -> list[int]:
-        source = [[{"input_ids": [50 + place for place in range(100)], "document": 3}]]
-        packer = GreedyBestFitSequencePacker(
-            *(source, 1, 100, 1, row_len, 2, PAD, MASK),
+        source = [[{"input_ids": [50 + position for position in range(100)], "document": 3}]]
+        packer = new_packer(
+            GreedyBestFitSequencePacker,
+            source,
+            1,
+            1,
+            row_len,
+            2,
+            pad_token_id=PAD,
+            mask_token_id=MASK,
             tail=Tail.EMIT,
             over_long=OverLong.SPLIT,
             keyed_masking=KeyedMasking(7, VOCAB_SIZE, SPECIAL),
@@ -163,10 +186,17 @@ def test_pieces_of_a_document_have_the_masks_of_their_places_in_it() -> None:
     assert len(masked(100)) > 20
 
 
-def test_words_are_uniform_where_special_ids_lie_apart_too() -> None:
+def test_words_are_uniform_also_if_special_ids_lie_apart() -> None:
     special = (0, 100, 101, 102, 103, 999)
-    (batch,) = GreedyBestFitSequencePacker(
-        *([[{"input_ids": np.full(1_000_000, 500), "document": 0}]], 1, 1_000_000, 1, 1_000_000, 2, PAD, 103),
+    (batch,) = new_packer(
+        GreedyBestFitSequencePacker,
+        [[{"input_ids": np.full(1_000_000, 500), "document": 0}]],
+        1,
+        1,
+        1_000_000,
+        2,
+        pad_token_id=PAD,
+        mask_token_id=103,
         mask_prob=1.0,
         keyed_masking=KeyedMasking(7, VOCAB_SIZE, special),
     )
@@ -180,13 +210,20 @@ def test_words_are_uniform_where_special_ids_lie_apart_too() -> None:
 
 
 def test_neighbouring_batches_and_ranks_are_independent_slot_by_slot() -> None:
-    """As a model sees them: eight batches in a row of each of two ranks, which share the documents."""
+    """As a model sees them: eight batches in a row, on each of two ranks that share the documents."""
 
     def targets(rank: int) -> list[NDArray[np.bool_]]:
         numbers = range(rank, 4000, 2)
         source = [[{"input_ids": np.full(37, 500), "document": number} for number in numbers]]
-        packer = GreedyBestFitSequencePacker(
-            *(source, len(numbers), 37, 1, 37 * 200, len(numbers) + 1, PAD, MASK),
+        packer = new_packer(
+            GreedyBestFitSequencePacker,
+            source,
+            len(numbers),
+            1,
+            37 * 200,
+            len(numbers) + 1,
+            pad_token_id=PAD,
+            mask_token_id=MASK,
             keyed_masking=KeyedMasking(7, VOCAB_SIZE, SPECIAL),
         )
         return [(batch["labels"] != IGNORE_INDEX).numpy().ravel() for batch in packer][:8]
@@ -196,10 +233,17 @@ def test_neighbouring_batches_and_ranks_are_independent_slot_by_slot() -> None:
     assert np.abs(together - np.eye(16)).max() < 0.058
 
 
-def test_the_whole_ratio_hides_every_token_but_the_special_ones() -> None:
+def test_a_ratio_of_one_hides_every_token_but_special_tokens() -> None:
     documents = [{"input_ids": [2, 50, 60, 3], "document": 0}]
-    packer = GreedyBestFitSequencePacker(
-        *([documents], 1, 4, 1, 4, 2, PAD, MASK),
+    packer = new_packer(
+        GreedyBestFitSequencePacker,
+        [documents],
+        1,
+        1,
+        4,
+        2,
+        pad_token_id=PAD,
+        mask_token_id=MASK,
         mask_prob=1.0,
         keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL),
     )
@@ -224,8 +268,15 @@ def test_a_document_that_was_carried_has_the_masks_of_the_epoch_it_was_read_in()
     source = [[{"input_ids": [100 + number] * 40, "document": number} for number in range(3)]]
 
     def masked(rows: int) -> Iterator[list[tuple[list[int], list[int], list[int]]]]:
-        packer = GreedyBestFitSequencePacker(
-            *(source, 3, 40, rows, 40, 4, PAD, MASK),
+        packer = new_packer(
+            GreedyBestFitSequencePacker,
+            source,
+            3,
+            rows,
+            40,
+            4,
+            pad_token_id=PAD,
+            mask_token_id=MASK,
             mask_prob=0.5,
             tail=Tail.CARRY,
             keyed_masking=KeyedMasking(7, VOCAB_SIZE, SPECIAL),
@@ -282,8 +333,13 @@ def test_neighbouring_positions_and_documents_are_independent() -> None:
 
 
 def test_an_id_beyond_the_vocabulary_is_an_error_that_shows_it() -> None:
-    packer = GreedyBestFitSequencePacker(
-        *([[{"input_ids": [5, 1000], "document": 0}]], 1, 4, 1, 4, 2),
+    packer = new_packer(
+        GreedyBestFitSequencePacker,
+        [[{"input_ids": [5, 1000], "document": 0}]],
+        1,
+        1,
+        4,
+        2,
         keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL),
     )
     with pytest.raises(ValueError, match="ids must lie between 0 and 999; got 1000"):
@@ -292,21 +348,23 @@ def test_an_id_beyond_the_vocabulary_is_an_error_that_shows_it() -> None:
 
 def test_a_mask_token_that_might_be_hidden_itself_is_an_error() -> None:
     with pytest.raises(ValueError, match="mask_token_id=9 must be one of"):
-        GreedyBestFitSequencePacker([], 1, 4, 1, 4, 2, mask_token_id=9, keyed_masking=KeyedMasking(0, 50, SPECIAL))
+        new_packer(
+            GreedyBestFitSequencePacker, [], 1, 1, 4, 2, mask_token_id=9, keyed_masking=KeyedMasking(0, 50, SPECIAL)
+        )
 
 
 @pytest.mark.parametrize("number", [None, "a", 1.5, 2**64])
 def test_a_document_without_a_number_is_an_error_that_says_how_to_give_one(number: Any) -> None:
     document = {"input_ids": [5, 6]} | ({} if number is None else {"document": number})
-    packer = GreedyBestFitSequencePacker(
-        *([[document]], 1, 4, 1, 4, 2), keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL)
+    packer = new_packer(
+        GreedyBestFitSequencePacker, [[document]], 1, 1, 4, 2, keyed_masking=KeyedMasking(0, VOCAB_SIZE, SPECIAL)
     )
     with pytest.raises(TypeError, match="need the number of each document"):
         list(packer)
 
 
 @pytest.mark.parametrize("arguments", [(1.5, 9, (0,)), (0, 9.5, (0,)), (0, 9, (0, 4.5)), (0, 9, None), (0, 9, "ab")])
-def test_what_is_no_int_is_an_error(arguments: Any) -> None:
+def test_a_value_that_is_not_an_int_is_an_error(arguments: Any) -> None:
     with pytest.raises(TypeError):
         KeyedMasking(*arguments)
 

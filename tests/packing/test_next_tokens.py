@@ -26,6 +26,7 @@ from composer_packing.model.modernbert import ModernBertForMaskedLM
 from composer_packing.packing.labels.keyed_mlm import KeyedMasking
 from composer_packing.packing.options import Objective, OverLong, Tail
 from tests.tools.models import away_from_its_start, small
+from tests.tools.packers import new_packer
 
 Example = tuple[list[int], list[int]]
 """Ids of a document, and its loss mask."""
@@ -38,7 +39,7 @@ objectives = st.sampled_from([Objective.CAUSAL, Objective.SFT])
 
 
 def labels_of(ids: list[int], mask: list[int], objective: Objective) -> list[int]:
-    """What each token of a document predicts, in the plainest way."""
+    """What each token of a document predicts, computed in the simplest way."""
     following = [*ids[1:], IGNORE_INDEX][: len(ids)]
     learned = [*mask[1:], 0][: len(ids)] if objective is Objective.SFT else [1] * len(ids)
     return [token if trains else IGNORE_INDEX for token, trains in zip(following, learned, strict=True)]
@@ -61,7 +62,7 @@ def pairs_of(given: list[Example], objective: Objective) -> Counter[tuple[int, i
 
 
 def kept(given: list[Example], objective: Objective, over_long: OverLong, row_len: int) -> list[Example]:
-    """What is to be packed of some documents."""
+    """The documents, or parts of documents, that should be packed."""
     if over_long is OverLong.DROP:
         given = [(ids, mask) for ids, mask in given if len(ids) <= row_len]
     if over_long is OverLong.TRUNCATE:
@@ -89,13 +90,15 @@ def test_inputs_and_labels_are_the_same_pairs_packed_and_unpacked(
     expected = kept(everything, objective, over_long, row_len)
     if not any(ids for ids, _ in expected):
         return
-    source = source_of([[([5, 6], [0, 1])], *given], objective, as_flat)  # one at least is packed
-    packer = packer_class(*(source, 4, 30, 2, row_len, 6, 0), objective=objective, over_long=over_long, tail=Tail.EMIT)
+    source = source_of([[([5, 6], [0, 1])], *given], objective, as_flat)  # at least one document is packed
+    packer = new_packer(
+        packer_class, source, 4, 2, row_len, 6, pad_token_id=0, objective=objective, over_long=over_long, tail=Tail.EMIT
+    )
     batches = list(packer)
     for batch in batches:
         check_batch(batch)
         uncounted = {key: value for key, value in batch.items() if key not in COUNTS}
-        assert with_counts(uncounted) == batch, "they are counted right while they are written"
+        assert with_counts(uncounted) == batch, "the counts that are made while writing are right"
     found = sum(map(pairs_in, batches), Counter[tuple[int, int]]())
     assert found == pairs_of([([5, 6], [0, 1]), *expected], objective)
     account = packer.token_account
@@ -111,12 +114,14 @@ def test_inputs_and_labels_are_the_same_pairs_packed_and_unpacked(
 def test_labels_stay_with_their_tokens_from_epoch_to_epoch(
     packer_class: type[SequencePacker], given: list[list[Example]], objective: Objective
 ) -> None:
-    """Each epoch carries documents into the next; the last one is long enough to get all others out."""
+    """Each epoch carries documents into the next. The last epoch is long enough to bring out all earlier documents."""
     source: list[Any] = []
-    packer = packer_class(*(source, 4, 30, 3, 9, 6, 0), objective=objective, over_long=OverLong.SPLIT, tail=Tail.CARRY)
+    packer = new_packer(
+        packer_class, source, 4, 3, 9, 6, pad_token_id=0, objective=objective, over_long=OverLong.SPLIT, tail=Tail.CARRY
+    )
     last = ([63] * 9, [1] * 9)
     found: Counter[tuple[int, int]] = Counter()
-    given.insert(0, [([5, 6], [0, 1])])  # an epoch in which nothing is to be learned is an error
+    given.insert(0, [([5, 6], [0, 1])])  # a first epoch without a token to learn is an error
     for epoch in [*given, [last] * 200]:
         source[:] = [source_of([epoch[at : at + 4]], objective, as_flat=True)[0] for at in range(0, len(epoch), 4)]
         for batch in packer:
@@ -127,10 +132,23 @@ def test_labels_stay_with_their_tokens_from_epoch_to_epoch(
 
 def packed(given: list[Example], objective: str, row_len: int = 8, **settings: Any) -> list[Batch]:
     source = source_of([given], Objective(objective), as_flat=False)
-    return list(SubsetSumSequencePacker(source, 8, 30, 1, row_len, 16, 0, objective=objective, tail="emit", **settings))
+    return list(
+        new_packer(
+            SubsetSumSequencePacker,
+            source,
+            8,
+            1,
+            row_len,
+            16,
+            pad_token_id=0,
+            objective=objective,
+            tail="emit",
+            **settings,
+        )
+    )
 
 
-def test_neither_boundary_is_a_target_and_nothing_is_shifted_twice() -> None:
+def test_no_document_boundary_is_a_target_and_nothing_is_shifted_twice() -> None:
     (batch,) = packed([([11, 12, 13], []), ([14, 15], [])], "causal")
     assert batch["input_ids"].tolist() == [[11, 12, 13, 14, 15, 0, 0, 0]]
     assert batch["labels"].tolist() == [[12, 13, -100, 15, -100, -100, -100, -100]]
@@ -138,13 +156,13 @@ def test_neither_boundary_is_a_target_and_nothing_is_shifted_twice() -> None:
     assert (batch["num_tokens"], batch["num_targets"], batch["num_documents"]) == ([5], [3], [2])
 
 
-def test_only_what_the_mask_marks_is_predicted() -> None:
+def test_only_tokens_that_the_loss_mask_marks_are_predicted() -> None:
     (batch,) = packed([([11, 12, 13, 14], [1, 0, 1, 1]), ([15, 16], [0, 1])], "sft")
     assert batch["labels"].tolist() == [[-100, 13, 14, -100, 16, -100, -100, -100]]
-    assert batch["num_targets"] == [3], "nothing comes before a first token"
+    assert batch["num_targets"] == [3], "no token predicts the first token"
 
 
-def test_a_piece_predicts_what_follows_in_the_next_one() -> None:
+def test_a_piece_predicts_the_first_token_of_the_next_piece() -> None:
     document = ([11, 12, 13, 14, 15], [0, 0, 1, 0, 1])
     causal = packed([document], "causal", row_len=2, over_long="split")
     assert [batch["labels"].tolist() for batch in causal] == [[[12, 13]], [[14, 15]], [[-100, -100]]]
@@ -163,22 +181,22 @@ def test_an_example_whose_whole_response_is_cut_off_is_dropped_and_reported(capl
     with caplog.at_level(logging.WARNING):
         (batch,) = packed([cut, whole], "sft", row_len=3, over_long="truncate")
     assert batch["input_ids"].tolist() == [[15, 16, 0]]
-    assert "1 documents (4 tokens) were dropped: nothing that a row holds of them is to be learned" in caplog.text
+    assert "1 documents (4 tokens) were dropped: a row would hold none of their tokens to learn" in caplog.text
 
 
 @pytest.mark.parametrize("example", [([11, 12], [1, 0]), ([11, 12, 13, 14], [0, 0, 0, 1])])
-def test_where_nothing_is_left_to_learn_the_packer_stops(example: Example) -> None:
+def test_the_packer_stops_if_no_token_to_learn_is_left(example: Example) -> None:
     with pytest.raises(
-        ValueError, match=r"every document was dropped: . are longer .* of 1 nothing in a row is to be learned"
+        ValueError, match=r"every document was dropped: . are longer .* of 1 a row would hold no token to learn"
     ):
         packed([example], "sft", row_len=3, over_long="truncate")
 
 
-def test_a_source_that_goes_on_without_anything_to_learn_is_an_error() -> None:
+def test_a_source_without_end_and_without_tokens_to_learn_is_an_error() -> None:
     source = itertools.repeat([{"input_ids": [5, 6], "loss_mask": [0, 0]}])
-    packer = GreedyBestFitSequencePacker(source, 8, 30, 1, 8, 16, objective="sft")
+    packer = new_packer(GreedyBestFitSequencePacker, source, 8, 1, 8, 16, objective="sft")
     with pytest.raises(
-        ValueError, match=r"1000 source batches in a row gave no document .* of 1000 nothing that a row"
+        ValueError, match=r"1000 source batches in a row gave no document .* of 1000 a row would hold no token to learn"
     ):
         next(iter(packer))
 
@@ -186,7 +204,7 @@ def test_a_source_that_goes_on_without_anything_to_learn_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("document", "error", "words"),
     [
-        ({"input_ids": [5, 6]}, TypeError, "fine-tuning needs the loss mask of each document.*; one has none"),
+        ({"input_ids": [5, 6]}, TypeError, "fine-tuning needs the loss mask of each document.*; one document has none"),
         ({"input_ids": [5, 6], "loss_mask": [1]}, ValueError, "loss mask 0 has 1 values for 2 tokens"),
         ({"input_ids": [5, 6], "loss_mask": 1}, TypeError, "each loss mask must be a flat sequence .* got int: 1"),
         ({"input_ids": [5, 6], "loss_mask": None}, TypeError, "each loss mask must be a flat sequence .* got NoneType"),
@@ -205,15 +223,15 @@ def test_a_source_that_goes_on_without_anything_to_learn_is_an_error() -> None:
         ({"input_ids": [5, 6], "loss_mask": np.array([0.0, 1.0])}, TypeError, "each loss mask must be a flat sequence"),
     ],
 )
-def test_a_mask_that_cannot_be_is_an_error_that_shows_it(
+def test_an_invalid_loss_mask_is_an_error_that_shows_it(
     document: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    packer = GreedyBestFitSequencePacker([[document]], 8, 30, 1, 8, 16, objective="sft")
+    packer = new_packer(GreedyBestFitSequencePacker, [[document]], 8, 1, 8, 16, objective="sft")
     with pytest.raises(error, match=words):
         next(iter(packer))
 
 
-def test_a_flat_source_batch_is_checked_likewise() -> None:
+def test_the_loss_mask_of_a_flat_source_batch_is_checked_too() -> None:
     flat = flat_source_batch([{"input_ids": [5, 6], "loss_mask": [False, True]}], loss_masked=True)
     assert flat.loss_mask is not None
     assert flat.loss_mask.tolist() == [0, 1]
@@ -225,50 +243,58 @@ def test_a_flat_source_batch_is_checked_likewise() -> None:
         (np.array([0.0, 1.0]), TypeError, "FlatSourceBatch.loss_mask must be a one-dimensional array of integers"),
     ):
         with pytest.raises(error, match=words):
-            next(iter(GreedyBestFitSequencePacker([flat._replace(loss_mask=mask)], 8, 30, 1, 8, 16, objective="sft")))
+            next(
+                iter(
+                    new_packer(
+                        GreedyBestFitSequencePacker, [flat._replace(loss_mask=mask)], 8, 1, 8, 16, objective="sft"
+                    )
+                )
+            )
 
 
 @pytest.mark.parametrize("objective", list(Objective))
 def test_a_source_batch_may_be_made_of_tensors(objective: Objective) -> None:
-    """As a DataLoader that does not batch gives it."""
+    """A DataLoader without batching gives tensors."""
     masked = objective is Objective.SFT
     tensors = FlatSourceBatch(
         torch.tensor([5, 6, 7], dtype=torch.int32),  # type: ignore[arg-type]
         torch.tensor([3]),  # type: ignore[arg-type]
         loss_mask=torch.tensor([False, True, True]) if masked else None,  # type: ignore[arg-type]
     )
-    (batch,) = SubsetSumSequencePacker([tensors], 8, 30, 1, 8, 16, 0, mask_prob=0.0, objective=objective, tail="emit")
+    (batch,) = new_packer(
+        SubsetSumSequencePacker, [tensors], 8, 1, 8, 16, pad_token_id=0, mask_prob=0.0, objective=objective, tail="emit"
+    )
     assert batch["input_ids"].tolist() == [[5, 6, 7, 0, 0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("tail", ["emit", "carry"])
-def test_an_epoch_in_which_everything_was_dropped_is_no_empty_source(tail: str) -> None:
+def test_an_epoch_in_which_every_document_was_dropped_is_not_an_empty_source(tail: str) -> None:
     source = [[{"input_ids": [5, 6], "loss_mask": [0, 1]}]]
-    packer = SubsetSumSequencePacker(source, 8, 30, 1, 8, 16, objective="sft", tail=tail)
+    packer = new_packer(SubsetSumSequencePacker, source, 8, 1, 8, 16, objective="sft", tail=tail)
     assert len(list(packer)) == 1
     source[0][0]["loss_mask"] = [0, 0]
     assert list(packer) == []
     assert packer.token_account.without_targets == 2
 
 
-def test_a_rank_that_first_gets_nothing_to_learn_waits_for_its_next_epoch() -> None:
-    """Others may have more; alone it stops."""
+def test_a_rank_without_tokens_to_learn_waits_for_its_next_epoch() -> None:
+    """Other ranks may have more documents. A single rank stops."""
     source = [[{"input_ids": [5, 6], "loss_mask": [0, 0]}]]
     with pytest.raises(ValueError, match="every document was dropped"):
-        list(SubsetSumSequencePacker(source, 8, 30, 1, 8, 16, objective="sft", tail="carry"))
-    packer = SubsetSumSequencePacker(source, 8, 30, 1, 8, 16, objective="sft", tail="carry", world_size=2)
+        list(new_packer(SubsetSumSequencePacker, source, 8, 1, 8, 16, objective="sft", tail="carry"))
+    packer = new_packer(SubsetSumSequencePacker, source, 8, 1, 8, 16, objective="sft", tail="carry", world_size=2)
     assert list(packer) == []
     source[0][0]["loss_mask"] = [0, 1]
     assert len(list(packer)) == 1
 
 
 @pytest.mark.parametrize("objective", ["mlm", "causal"])
-def test_a_mask_is_never_ignored_in_silence(objective: str) -> None:
+def test_a_loss_mask_is_never_ignored_silently(objective: str) -> None:
     documents: list[dict[str, Any]] = [{"input_ids": [5, 6], "loss_mask": [0, 1]}]
     mixed = [{"input_ids": [7, 8]}, *documents]
     for source_batch in (documents, mixed, flat_source_batch(documents, loss_masked=True)):
         with pytest.raises(TypeError, match=r"loss.mask, which"):
-            next(iter(GreedyBestFitSequencePacker([source_batch], 8, 30, 1, 8, 16, objective=objective)))
+            next(iter(new_packer(GreedyBestFitSequencePacker, [source_batch], 8, 1, 8, 16, objective=objective)))
 
 
 @pytest.mark.parametrize("objective", ["causal", "sft"])
@@ -278,28 +304,28 @@ def test_a_mask_is_never_ignored_in_silence(objective: str) -> None:
         ({"keyed_masking": KeyedMasking(0, 64, [0])}, "keyed_masking hides tokens, which objective='{}' does not"),
         (
             {"final_masking_ratio": 0.1, "masking_ratio_cooldown_tokens": 100},
-            "final_masking_ratio=0.1: with objective='{}' nothing is masked",
+            "final_masking_ratio=0.1 needs objective='mlm': objective='{}' masks nothing",
         ),
         (
             {"ignore_token_id": -1},
-            "ignore_token_id=-1 must be -100 where masks are keyed or the objective is not 'mlm'",
+            "ignore_token_id=-1 must be -100 with keyed_masking, and with every objective but 'mlm'",
         ),
     ],
 )
-def test_what_belongs_to_masked_tokens_is_refused_with_the_others(
+def test_settings_for_masked_tokens_are_refused_with_other_objectives(
     objective: str, settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words.format(objective)):
-        GreedyBestFitSequencePacker([], 8, 30, 1, 8, 16, objective=objective, **settings)
+        new_packer(GreedyBestFitSequencePacker, [], 8, 1, 8, 16, objective=objective, **settings)
 
 
 def test_an_unknown_objective_is_an_error_that_names_the_known_ones() -> None:
     with pytest.raises(ValueError, match="objective='clm' must be one of mlm, causal, sft"):
-        GreedyBestFitSequencePacker([], 8, 30, 1, 8, 16, objective="clm")
+        new_packer(GreedyBestFitSequencePacker, [], 8, 1, 8, 16, objective="clm")
 
 
 def some_examples(count: int = 60, longest: int = 25) -> list[Example]:
-    """Of 2 to `longest` tokens; about a tenth of them is to be learned."""
+    """Examples of 2 to `longest` tokens, of which about a tenth are to be learned."""
     rng = np.random.default_rng(0)
     given = []
     for length in rng.integers(2, longest + 1, count):
@@ -317,7 +343,7 @@ def test_workers_and_the_thread_hand_over_the_same_batches(objective: Objective)
     def batches(workers: int) -> list[Batch]:
         flatten = partial(flat_source_batch, vocab_size=50, loss_masked=masked)
         loader: DataLoader[Any] = DataLoader(documents, 8, num_workers=workers, collate_fn=flatten)  # type: ignore[arg-type]
-        packer = SubsetSumSequencePacker(loader, 8, 30, 2, 60, 16, objective=objective, tail="emit")
+        packer = new_packer(SubsetSumSequencePacker, loader, 8, 2, 60, 16, objective=objective, tail="emit")
         ahead = BufferedIterable(packer, 2)
         made = list(ahead)
         ahead.close()
@@ -332,10 +358,10 @@ def test_workers_and_the_thread_hand_over_the_same_batches(objective: Objective)
 
 @pytest.mark.parametrize("objective", list(Objective)[1:])
 @pytest.mark.parametrize("row_len", [100, 10])
-def test_the_loss_of_packed_rows_is_that_of_the_documents_on_their_own(objective: Objective, row_len: int) -> None:
-    """Every target has the same weight, whatever row it lies in and however many its document has.
+def test_packed_rows_have_the_loss_and_gradient_of_the_separate_documents(objective: Objective, row_len: int) -> None:
+    """Every target has the same weight, whatever its row is and however many targets its document has.
 
-    In short rows documents come in pieces, whose last token predicts what follows.
+    In short rows, documents come in pieces, and the last token of a piece predicts the next piece.
     """
     torch.manual_seed(0)
     model = away_from_its_start(ModernBertForMaskedLM(small(causal=True, attn_out_dropout=0.0)))
@@ -361,8 +387,17 @@ def test_the_loss_of_packed_rows_is_that_of_the_documents_on_their_own(objective
     expected = gradient()
 
     source = source_of([given], objective, as_flat=True)
-    packer = SubsetSumSequencePacker(
-        *(source, 64, 30, 4, row_len, 128, 0), objective=objective, over_long="split", tail="emit"
+    packer = new_packer(
+        SubsetSumSequencePacker,
+        source,
+        64,
+        4,
+        row_len,
+        128,
+        pad_token_id=0,
+        objective=objective,
+        over_long="split",
+        tail="emit",
     )
     together = 0.0
     for batch in packer:
@@ -375,8 +410,8 @@ def test_the_loss_of_packed_rows_is_that_of_the_documents_on_their_own(objective
     assert (gradient() - expected).norm() / expected.norm() < 1e-5
 
 
-def test_a_model_that_shifts_by_itself_is_given_the_labels_as_already_shifted() -> None:
-    """Hugging Face's causal models would predict the token after next otherwise."""
+def test_a_model_that_shifts_labels_itself_must_be_told_that_they_are_shifted() -> None:
+    """Otherwise causal models of Hugging Face would predict the token after the next."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=64, **sizes))

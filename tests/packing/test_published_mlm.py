@@ -44,7 +44,7 @@ def test_random_words_run_up_to_the_largest_id_present() -> None:
     assert set(words.tolist()) == set(range(21)) - {MASK}
 
 
-def test_no_ratio_masks_nothing_and_the_whole_ratio_makes_everything_a_target() -> None:
+def test_a_ratio_of_zero_masks_nothing_and_a_ratio_of_one_makes_every_token_a_target() -> None:
     ids = np.arange(4, 104).reshape(4, 25)
     masked, labels = mlm_masking(ids, 0.0, MASK)
     assert (masked == ids).all()

@@ -6,11 +6,12 @@ import torch
 
 from composer_packing import GreedyBestFitSequencePacker, KeyedMasking
 from composer_packing.batch.contract import Batch, check_batch
+from tests.tools.packers import new_packer
 
 
 def packer(**settings: Any) -> GreedyBestFitSequencePacker:
     source = [[{"input_ids": [5 + number] * 3, "document": number} for number in range(6)]]
-    return GreedyBestFitSequencePacker(source, 6, 8, 2, 8, 7, 0, 4, **settings)
+    return new_packer(GreedyBestFitSequencePacker, source, 6, 2, 8, 7, pad_token_id=0, mask_token_id=4, **settings)
 
 
 def tensors(batch: Batch) -> list[torch.Tensor]:
@@ -47,14 +48,14 @@ def test_keyed_batches_have_their_counts_and_the_published_ones_exactly_the_publ
 
 
 @pytest.mark.parametrize("name", ["pad_token_id", "mask_token_id", "ignore_token_id"])
-def test_an_id_that_is_no_int_is_an_error_that_names_it(name: str) -> None:
+def test_an_id_that_is_not_an_int_is_an_error_that_names_it(name: str) -> None:
     settings: dict[str, Any] = {name: None}
     with pytest.raises(TypeError, match=f"{name}=None must be an int"):
-        GreedyBestFitSequencePacker([], 1, 8, 1, 8, 2, **settings)
+        new_packer(GreedyBestFitSequencePacker, [], 1, 1, 8, 2, **settings)
 
 
-def test_keyed_masks_mark_what_is_no_target_as_the_counts_and_the_model_expect() -> None:
-    with pytest.raises(ValueError, match="ignore_token_id=-1 must be -100 where masks are keyed"):
+def test_keyed_masks_need_the_ignore_index_of_the_counts_and_the_model() -> None:
+    with pytest.raises(ValueError, match="ignore_token_id=-1 must be -100 with keyed_masking"):
         packer(ignore_token_id=-1, keyed_masking=KeyedMasking(0, 100, (0, 4)))
 
 
@@ -65,13 +66,13 @@ def test_pinned_memory_without_a_gpu_is_an_error() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_batches_are_in_pinned_memory_where_a_gpu_is_used() -> None:
+def test_batches_are_in_pinned_memory_if_a_gpu_is_used() -> None:
     batch = next(iter(packer(pin_memory=True)))
     assert all(tensor.is_pinned() for tensor in tensors(batch))
 
 
-def test_every_tensor_is_asked_for_in_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no GPU to see it on."""
+def test_every_tensor_is_created_in_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also on a machine without a GPU, with a stand-in for it."""
     pinned: list[int] = []
     empty = torch.empty
 

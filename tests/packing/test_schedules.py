@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_packing import BatchSizeWarmupScheduler, MaskingRatioCooldownScheduler, MaskingSchedule
+from composer_packing import (
+    BatchSizeWarmup,
+    BatchSizeWarmupScheduler,
+    MaskingRatioCooldownScheduler,
+    MaskingSchedule,
+    MaskRatioCooldown,
+)
 from composer_packing.packing.schedules import PackingSchedules
 from tests.tools import reference
 
@@ -64,7 +70,7 @@ def test_a_warmup_in_batches_gives_each_size_as_many_of_them_on_any_number_of_ra
 def test_a_cooldown_counts_in_the_unit_of_its_length() -> None:
     schedule = MaskingRatioCooldownScheduler(0.3, 0.1, "100sp", "50sp", world_size=2)
     assert schedule.unit == "sp"
-    assert schedule(50) == pytest.approx(0.2), "half of the hundred documents, behind half of the fifty"
+    assert schedule(50) == pytest.approx(0.2), "half of the hundred documents, after half of the fifty"
     assert MaskingRatioCooldownScheduler(0.3, 0.1, "10ba", world_size=4)(5) == pytest.approx(0.2)
 
 
@@ -109,7 +115,9 @@ def test_stairs_by_hand_never_go_below_the_final_ratio() -> None:
 
 @pytest.mark.parametrize("sizes", [(0, 4), (5, 4), (-1, 2)])
 def test_sizes_out_of_order_are_an_error(sizes: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=f"min_batch_size={sizes[0]}"):
+    with pytest.raises(
+        ValueError, match=f"min_size={sizes[0]} must (be at least 1|not exceed the batch size after .*4)"
+    ):
         BatchSizeWarmupScheduler(*sizes, 100, 1)
 
 
@@ -124,12 +132,65 @@ def test_sizes_out_of_order_are_an_error(sizes: tuple[int, int]) -> None:
         ((0.3, 0.1, 10, 0, "stair", 0.0), "step_size=0.0"),
         ((0.3, 0.1, 10, 0, "stair", float("nan")), "step_size=nan"),
         ((0.3, 0.1, 10, 0, "stair", float("inf")), "step_size=inf"),
-        ((0.3, 0.1, 10, 0, "linear", 0.05), "step_size=0.05 is for"),
+        ((0.3, 0.1, 10, 0, "linear", 0.05), "step_size=0.05 needs masking_cooldown_schedule_type='stair'"),
         ((0.3, 0.1, "10ep"), "cooldown_tokens='10ep'"),
-        ((0.3, 0.1, "10ba", "5tok"), "start_tokens='5tok' and cooldown_tokens='10ba' must have the same unit"),
+        (
+            (0.3, 0.1, "10ba", "5tok"),
+            "start_tokens='5tok' must be in ba, the unit of masking_ratio_cooldown_tokens='10ba'",
+        ),
         ((0.3, 0.1, 10, "x"), "start_tokens='x'"),
     ],
 )
-def test_a_cooldown_that_makes_no_sense_is_an_error_that_shows_the_value(arguments: Any, message: str) -> None:
+def test_an_invalid_cooldown_is_an_error_that_shows_the_value(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MaskingRatioCooldownScheduler(*arguments)
+
+
+def test_without_options_there_is_no_schedule() -> None:
+    assert BatchSizeWarmup.from_options(None, None) is None
+    assert MaskRatioCooldown.from_options(None, None, None, "linear", None) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"final_masking_ratio": 0.1}, "final_masking_ratio=0.1 needs masking_ratio_cooldown_tokens too"),
+        ({"masking_ratio_cooldown_tokens": "5ba"}, "masking_ratio_cooldown_tokens='5ba' needs final_masking_ratio too"),
+        ({"masking_ratio_cooldown_start_tokens": 0}, "masking_ratio_cooldown_start_tokens=0 needs final_masking_ratio"),
+        (
+            {"masking_cooldown_schedule_type": "stair"},
+            "masking_cooldown_schedule_type='stair' needs final_masking_ratio",
+        ),
+        ({"masking_ratio_step_size": 0.1}, "masking_ratio_step_size=0.1 needs final_masking_ratio too"),
+    ],
+)
+def test_a_cooldown_option_that_needs_another_option_is_an_error_that_names_it(
+    changed: dict[str, Any], message: str
+) -> None:
+    none = dict.fromkeys(
+        (
+            "final_masking_ratio",
+            "masking_ratio_cooldown_tokens",
+            "masking_ratio_cooldown_start_tokens",
+            "masking_ratio_step_size",
+        )
+    )
+    options: Any = {"masking_cooldown_schedule_type": "linear", **none, **changed}
+    with pytest.raises(ValueError, match=f"^{message}"):
+        MaskRatioCooldown.from_options(**options)
+
+
+def test_a_warmup_in_sequences_becomes_a_warmup_in_rows() -> None:
+    assert BatchSizeWarmup(32, "5ba").in_rows(4) == BatchSizeWarmup(8, "5ba")
+    with pytest.raises(
+        ValueError, match="batch_size_warmup_min_size=33 must be a multiple of 4, the sequences of a row"
+    ):
+        BatchSizeWarmup(33, "5ba").in_rows(4)
+
+
+def test_options_make_the_published_schedulers() -> None:
+    warmup = BatchSizeWarmup(1, "600sp").scheduler(4, world_size=2)
+    assert (warmup.min_batch_size, warmup.max_batch_size, warmup.unit, warmup.local_warmup) == (1, 4, "sp", 300)
+    cooldown = MaskRatioCooldown(0.1, 100, 50, "stair", 0.05).scheduler(0.3, world_size=2)
+    assert (cooldown.local_cooldown, cooldown.local_start, cooldown.step_size) == (50, 25, 0.05)
+    assert (cooldown.initial_masking_ratio, cooldown.final_masking_ratio) == (0.3, 0.1)

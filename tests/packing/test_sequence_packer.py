@@ -10,12 +10,25 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from composer_packing import GreedyBestFitSequencePacker, SequencePacker, SubsetSumSequencePacker, flat_source_batch
+from composer_packing import (
+    BatchShape,
+    BatchSizeWarmup,
+    DocumentPolicies,
+    GreedyBestFitSequencePacker,
+    KeyedMasking,
+    LabelSettings,
+    MaskRatioCooldown,
+    ScheduleSettings,
+    SequencePacker,
+    SubsetSumSequencePacker,
+    flat_source_batch,
+)
 from composer_packing.batch.contract import check_batch
-from composer_packing.packing.options import OverLong, Tail
+from composer_packing.packing.options import Objective, OverLong, Tail
 from composer_packing.packing.token_account import TokenAccount
 from tests.packing.test_waiting_buffer import contents
 from tests.tools import reference
+from tests.tools.packers import new_packer
 
 Documents = list[list[int]]
 
@@ -25,7 +38,7 @@ def wrapped(source_batches: list[Documents], kind: Callable[[list[int]], Any] = 
 
 
 def plain(batch: dict[str, Any]) -> dict[str, Any]:
-    """Tensors to lists, to compare."""
+    """The batch with lists instead of tensors, for comparing."""
 
     def value(of: Any) -> Any:
         return [value(each) for each in of] if isinstance(of, list) else of.tolist() if hasattr(of, "tolist") else of
@@ -43,14 +56,14 @@ def test_golden_batches_come_out_to_the_bit(golden: dict[str, Any], case: int, k
         assert all(kind.endswith(str(batch.tokens.dtype)) or kind == "flat int64" for batch in source)
     else:
         source = wrapped(given["source_batches"], lambda ids: kind(ids) if ids else ids)
-    packer = GreedyBestFitSequencePacker(source, src_max_seq_len=given["params"]["out_pseq_len"], **given["params"])
+    packer = new_packer(GreedyBestFitSequencePacker, source, **given["params"])
     for expected in given["expected_epochs"]:
         assert [plain(batch) for batch in packer] == expected
 
 
 def test_batches_have_the_types_of_the_contract(golden: dict[str, Any]) -> None:
     given = golden["cases"][2]
-    packer = GreedyBestFitSequencePacker(wrapped(given["source_batches"]), src_max_seq_len=23, **given["params"])
+    packer = new_packer(GreedyBestFitSequencePacker, wrapped(given["source_batches"]), **given["params"])
     for batch in packer:
         check_batch(batch)
         assert {batch[key].dtype for key in ("input_ids", "labels", "attention_mask")} == {torch.int64}
@@ -94,7 +107,7 @@ def test_any_stream_gives_what_the_reference_gives_and_every_document_is_account
         "mask_prob": stream["mask_prob"],
         "seed": stream["seed"],
     }
-    packer = GreedyBestFitSequencePacker(wrapped(source), src_max_seq_len=24, **settings)
+    packer = new_packer(GreedyBestFitSequencePacker, wrapped(source), **settings)
     for epoch in (0, 1):
         expected = list(reference.epoch_batches(source, epoch, **settings))
         assume(expected)
@@ -113,24 +126,24 @@ def test_any_stream_gives_what_the_reference_gives_and_every_document_is_account
 
 
 def test_a_token_that_equals_the_padding_id_is_still_a_token() -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[0, 5, 0]]]), 1, 4, 1, 4, 2, pad_token_id=0, mask_prob=0.0)
+    packer = new_packer(GreedyBestFitSequencePacker, wrapped([[[0, 5, 0]]]), 1, 1, 4, 2, pad_token_id=0, mask_prob=0.0)
     (batch,) = packer
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0]]
     assert packer.local_tokens == 3
 
 
-def test_documents_that_found_no_room_come_first_in_the_next_batch_the_last_of_them_foremost() -> None:
+def test_documents_without_room_come_first_in_the_next_batch_in_reverse_order() -> None:
     source = wrapped([[[1] * 5, [2] * 4, [3] * 4, [4] * 5, [5] * 5]])
-    packer = GreedyBestFitSequencePacker(source, 5, 5, 1, 5, 6, suppress_masking=True)
+    packer = new_packer(GreedyBestFitSequencePacker, source, 5, 1, 5, 6, suppress_masking=True)
     assert [batch["input_ids"][0, 0].item() for batch in packer] == [1, 5, 2, 4, 3]
 
 
 def test_suppressing_masks_leaves_no_labels_but_schedules_advance() -> None:
     source = wrapped([[[1] * 4] * 8])
-    packer = GreedyBestFitSequencePacker(
+    packer = new_packer(
+        GreedyBestFitSequencePacker,
         source,
         8,
-        4,
         4,
         4,
         9,
@@ -145,20 +158,20 @@ def test_suppressing_masks_leaves_no_labels_but_schedules_advance() -> None:
 
 
 @both_strategies
-def test_the_warmup_goes_on_in_the_next_epoch(
+def test_the_warmup_continues_in_the_next_epoch(
     strategy: type[SequencePacker],
 ) -> None:
-    packer = strategy(
-        wrapped([[[1] * 4] * 4]), 4, 4, 2, 4, 5, batch_size_warmup_min_size=1, batch_size_warmup_tokens=16
+    packer = new_packer(
+        strategy, wrapped([[[1] * 4] * 4]), 4, 2, 4, 5, batch_size_warmup_min_size=1, batch_size_warmup_tokens=16
     )
     assert [len(batch["input_ids"]) for batch in packer] == [1] * 4
     assert packer.rows_per_batch == 2
     assert [len(batch["input_ids"]) for batch in packer] == [2] * 2
 
 
-def test_every_epoch_draws_other_masks_and_a_new_packer_the_same_ones() -> None:
+def test_every_epoch_draws_other_masks_and_a_new_packer_draws_the_same_masks() -> None:
     def epochs() -> list[list[Any]]:
-        packer = GreedyBestFitSequencePacker(wrapped([[list(range(10, 42))] * 4]), 4, 32, 2, 32, 5, seed=1)
+        packer = new_packer(GreedyBestFitSequencePacker, wrapped([[list(range(10, 42))] * 4]), 4, 2, 32, 5, seed=1)
         return [[plain(batch) for batch in packer] for _ in range(2)]
 
     first, again = epochs(), epochs()
@@ -178,7 +191,7 @@ def test_the_distributed_sampler_is_told_the_epoch() -> None:
     dataset = Numbered()
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=2, rank=1, seed=3)
     loader = DataLoader(dataset, batch_size=4, sampler=sampler, collate_fn=lambda documents: documents)
-    packer = GreedyBestFitSequencePacker(loader, 4, 4, 2, 4, 5, suppress_masking=True)
+    packer = new_packer(GreedyBestFitSequencePacker, loader, 4, 2, 4, 5, suppress_masking=True)
     for epoch in range(3):
         order = [int(row[0]) - 10 for batch in packer for row in batch["input_ids"]]
         assert sampler.epoch == epoch
@@ -186,10 +199,10 @@ def test_the_distributed_sampler_is_told_the_epoch() -> None:
 
 
 @both_strategies
-def test_an_iterator_of_an_earlier_epoch_does_not_go_on_behind_the_newer_ones_back(
+def test_an_iterator_of_an_earlier_epoch_raises_once_a_newer_one_exists(
     strategy: type[SequencePacker],
 ) -> None:
-    packer = strategy(wrapped([[[1] * 4] * 4] * 4), 4, 4, 2, 4, 5)
+    packer = new_packer(strategy, wrapped([[[1] * 4] * 4] * 4), 4, 2, 4, 5)
     old = iter(packer)
     next(old)
     new = iter(packer)
@@ -213,7 +226,7 @@ def test_a_batch_is_given_before_the_source_is_exhausted() -> None:
         def __iter__(self) -> Iterator[Any]:
             return source()
 
-    packer = GreedyBestFitSequencePacker(Endless(), 2, 2, 2, 4, 8)
+    packer = new_packer(GreedyBestFitSequencePacker, Endless(), 2, 2, 4, 8)
     next(iter(packer))
     assert read <= 8
 
@@ -223,11 +236,11 @@ def test_documents_left_over_at_the_end_of_an_epoch_are_reported(
     strategy: type[SequencePacker],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    packer = strategy(wrapped([[[1] * 4] * 5]), 5, 4, 2, 4, 6)
+    packer = new_packer(strategy, wrapped([[[1] * 4] * 5]), 5, 2, 4, 6)
     assert len(list(packer)) == 2
     assert caplog.messages == ["epoch 0: 1 of 5 documents were left over at the end, too few for another batch"]
     caplog.clear()
-    assert len(list(strategy(wrapped([[[1] * 4] * 4]), 4, 4, 2, 4, 6))) == 2
+    assert len(list(new_packer(strategy, wrapped([[[1] * 4] * 4]), 4, 2, 4, 6))) == 2
     assert caplog.messages == []
 
 
@@ -242,9 +255,13 @@ def test_no_document_is_lost_where_the_tail_is_carried_or_emitted(
     ids = iter(range(10, 10_000))
     documents = [[next(ids) for _ in range(length)] for length in lengths]
     size = stream["src_batch_size"]
-    packer = strategy(
+    packer = new_packer(
+        strategy,
         wrapped([documents[at : at + size] for at in range(0, len(documents), size)]),
-        *(size, 24, stream["rows"], stream["row_len"], size + stream["extra_buffer"]),
+        size,
+        stream["rows"],
+        stream["row_len"],
+        size + stream["extra_buffer"],
         tail=tail,
     )
     fed = Counter(tuple(document) for document in documents if document)
@@ -280,9 +297,13 @@ def test_tokens_in_are_tokens_out_and_tokens_reported_whatever_the_policies(
     assume(any(lengths))
     ids = iter(range(10, 10_000))
     documents = [[next(ids) for _ in range(length)] for length in lengths]
-    packer = strategy(
+    packer = new_packer(
+        strategy,
         wrapped([documents[at : at + size] for at in range(0, len(documents), size)]),
-        *(size, 24, stream["rows"], row_len, size + stream["extra_buffer"]),
+        size,
+        stream["rows"],
+        row_len,
+        size + stream["extra_buffer"],
         tail=tail,
         over_long=over_long,
     )
@@ -312,20 +333,20 @@ def test_tokens_in_are_tokens_out_and_tokens_reported_whatever_the_policies(
 
 
 @pytest.mark.parametrize("name", ["tail", "over_long"])
-def test_policies_may_be_given_by_their_names_and_nothing_else(name: str) -> None:
+def test_policies_may_be_given_as_their_values_and_as_nothing_else(name: str) -> None:
     def made(value: Any) -> GreedyBestFitSequencePacker:
         settings: dict[str, Any] = {name: value}
-        return GreedyBestFitSequencePacker([], 1, 8, 1, 8, 2, **settings)
+        return new_packer(GreedyBestFitSequencePacker, [], 1, 1, 8, 2, **settings)
 
     for member in Tail if name == "tail" else OverLong:
-        assert getattr(made(member.value), name) is member
+        assert getattr(made(member.value).policies, name) is member
     with pytest.raises(ValueError, match=f"{name}='carries' must be one of .*drop"):
         made("carries")
 
 
 @both_strategies
 @pytest.mark.parametrize(("document", "over_long"), [([], OverLong.ERROR), ([1] * 9, OverLong.DROP)])
-def test_a_source_without_end_that_gives_nothing_to_pack_is_an_error_not_a_silent_loop(
+def test_an_endless_source_that_gives_nothing_to_pack_is_an_error_not_a_silent_loop(
     strategy: type[SequencePacker], document: list[int], over_long: OverLong
 ) -> None:
     class Endless:
@@ -334,51 +355,58 @@ def test_a_source_without_end_that_gives_nothing_to_pack_is_an_error_not_a_silen
             while True:
                 yield from wrapped([[document, document]])
 
-    packer = strategy(Endless(), 2, 8, 2, 8, 4, over_long=over_long)
+    packer = new_packer(strategy, Endless(), 2, 2, 8, 4, over_long=over_long)
     with pytest.raises(ValueError, match="1000 source batches in a row gave no document to pack"):
         list(packer)
 
 
-def test_an_epoch_of_nothing_but_dropped_documents_is_no_error_where_others_have_been_packed() -> None:
-    """One rank may meet such an epoch while the others go on."""
+def test_an_epoch_of_dropped_documents_is_allowed_after_other_documents_were_packed() -> None:
+    """One rank may meet such an epoch while the other ranks continue."""
     shares = iter([[[1] * 8] * 3, [[1] * 9] * 3, [[1] * 8] * 3])
 
     class Shares:
         def __iter__(self) -> Iterator[Any]:
             return iter(wrapped([next(shares)]))
 
-    packer = GreedyBestFitSequencePacker(Shares(), 3, 9, 2, 8, 4, tail="carry", over_long="drop")
+    packer = new_packer(GreedyBestFitSequencePacker, Shares(), 3, 2, 8, 4, tail="carry", over_long="drop")
     assert [len(list(packer)) for _ in range(3)] == [1, 0, 2]
     assert packer.token_account.dropped == 27
 
 
-def test_an_account_that_was_kept_does_not_change() -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 4]), 4, 4, 2, 4, 5)
+def test_an_account_that_was_asked_for_does_not_change_later() -> None:
+    packer = new_packer(GreedyBestFitSequencePacker, wrapped([[[1] * 4] * 4]), 4, 2, 4, 5)
     before = packer.token_account
     list(packer)
     assert packer.token_account.since(before) == TokenAccount(read=16, emitted=16)
 
 
-def test_an_empty_source_gives_no_batch_where_its_tail_is_emitted() -> None:
-    packer = GreedyBestFitSequencePacker([], 1, 8, 1, 8, 2, tail=Tail.EMIT)
+def test_an_empty_source_gives_no_batch_if_the_tail_is_emitted() -> None:
+    packer = new_packer(GreedyBestFitSequencePacker, [], 1, 1, 8, 2, tail=Tail.EMIT)
     assert list(packer) == []
 
 
-def test_a_document_ten_times_as_long_as_a_row_is_used_to_the_last_token_where_it_is_split() -> None:
-    packer = SubsetSumSequencePacker(
-        *(wrapped([[list(range(10, 90))]]), 1, 8, 5, 8, 2), over_long=OverLong.SPLIT, suppress_masking=True
+def test_a_split_document_ten_times_as_long_as_a_row_is_packed_to_the_last_token() -> None:
+    packer = new_packer(
+        SubsetSumSequencePacker,
+        wrapped([[list(range(10, 90))]]),
+        1,
+        5,
+        8,
+        2,
+        over_long=OverLong.SPLIT,
+        suppress_masking=True,
     )
     assert torch.cat([batch["input_ids"] for batch in packer]).flatten().tolist() == list(range(10, 90))
     assert packer.seqs_emitted == 10
 
 
 @both_strategies
-def test_what_became_of_over_long_documents_is_logged(
+def test_what_happens_to_over_long_documents_is_logged(
     strategy: type[SequencePacker],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     source = wrapped([[[1] * 9, [2] * 4, [3] * 40]])
-    packer = strategy(source, 3, 8, 1, 8, 4, over_long=OverLong.TRUNCATE)
+    packer = new_packer(strategy, source, 3, 1, 8, 4, over_long=OverLong.TRUNCATE)
     assert len(list(packer)) == 3
     assert caplog.messages == ["epoch 0: 2 documents were longer than a row (truncate): 33 tokens cut off, 0 dropped"]
     assert packer.token_account.truncated == 33
@@ -386,10 +414,10 @@ def test_what_became_of_over_long_documents_is_logged(
 
 @pytest.mark.parametrize("tail", list(Tail))
 @pytest.mark.parametrize("over_long", list(OverLong))
-def test_a_source_of_nothing_but_over_long_documents_makes_progress_or_stops_with_an_error(
-    tail: Tail, over_long: OverLong
-) -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[5] * 9] * 4]), 4, 8, 2, 8, 5, tail=tail, over_long=over_long)
+def test_a_source_of_over_long_documents_gives_batches_or_stops_with_an_error(tail: Tail, over_long: OverLong) -> None:
+    packer = new_packer(
+        GreedyBestFitSequencePacker, wrapped([[[5] * 9] * 4]), 4, 2, 8, 5, tail=tail, over_long=over_long
+    )
     if over_long in (OverLong.ERROR, OverLong.DROP):
         message = "does not fit a row" if over_long is OverLong.ERROR else "4 are longer than a row of 8"
         with pytest.raises(ValueError, match=message):
@@ -398,26 +426,33 @@ def test_a_source_of_nothing_but_over_long_documents_makes_progress_or_stops_wit
         assert sum(int(batch["attention_mask"].sum()) for batch in packer) >= 24
 
 
-def test_an_epoch_that_is_left_early_leaves_its_documents_over_and_the_account_still_comes_out_even() -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 5] * 3), 5, 4, 2, 4, 6)
+def test_the_account_adds_up_after_an_epoch_that_was_left_early() -> None:
+    packer = new_packer(GreedyBestFitSequencePacker, wrapped([[[1] * 4] * 5] * 3), 5, 2, 4, 6)
     next(iter(packer))
     iter(packer)
     assert packer.token_account == TokenAccount(read=20, emitted=8, left_over=12)
 
 
-def test_what_is_carried_comes_first_in_the_next_epoch_in_its_order() -> None:
-    packer = GreedyBestFitSequencePacker(
-        wrapped([[[1] * 4, [2] * 4, [3] * 4, [4] * 4, [5] * 4]]), 5, 4, 2, 4, 6, suppress_masking=True, tail=Tail.CARRY
+def test_carried_documents_come_first_in_the_next_epoch_in_their_order() -> None:
+    packer = new_packer(
+        GreedyBestFitSequencePacker,
+        wrapped([[[1] * 4, [2] * 4, [3] * 4, [4] * 4, [5] * 4]]),
+        5,
+        2,
+        4,
+        6,
+        suppress_masking=True,
+        tail=Tail.CARRY,
     )
     epochs = [[batch["input_ids"][:, 0].tolist() for batch in packer] for _ in range(2)]
     assert epochs == [[[1, 2], [5, 4]], [[3, 1], [5, 4], [2, 3]]]
 
 
 @both_strategies
-def test_a_set_smaller_than_a_batch_trains_once_several_epochs_of_it_fill_one(
+def test_a_set_smaller_than_a_batch_gives_one_once_several_epochs_fill_it(
     strategy: type[SequencePacker],
 ) -> None:
-    packer = strategy(wrapped([[[7] * 4]]), 1, 4, 3, 4, 2, suppress_masking=True, tail=Tail.CARRY)
+    packer = new_packer(strategy, wrapped([[[7] * 4]]), 1, 3, 4, 2, suppress_masking=True, tail=Tail.CARRY)
     assert [len(list(packer)) for _ in range(7)] == [0, 0, 1, 0, 0, 1, 0]
 
 
@@ -425,24 +460,31 @@ def test_a_set_smaller_than_a_batch_trains_once_several_epochs_of_it_fill_one(
 def test_the_last_batch_of_an_epoch_that_emits_its_tail_has_fewer_rows(
     strategy: type[SequencePacker],
 ) -> None:
-    packer = strategy(wrapped([[[1] * 4] * 5]), 5, 4, 3, 4, 6, tail=Tail.EMIT)
+    packer = new_packer(strategy, wrapped([[[1] * 4] * 5]), 5, 3, 4, 6, tail=Tail.EMIT)
     assert [len(batch["input_ids"]) for batch in packer] == [3, 2]
     assert packer.seqs_emitted == packer.seqs_consumed == 5
 
 
-def test_an_epoch_that_carries_its_tail_and_is_left_early_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    packer = GreedyBestFitSequencePacker(wrapped([[[1] * 4] * 2] * 3), 2, 4, 1, 4, 3, tail=Tail.CARRY)
+def test_leaving_an_epoch_early_is_logged_if_the_tail_is_carried(caplog: pytest.LogCaptureFixture) -> None:
+    packer = new_packer(GreedyBestFitSequencePacker, wrapped([[[1] * 4] * 2] * 3), 2, 1, 4, 3, tail=Tail.CARRY)
     assert len(list(packer)) == 6
     next(iter(packer))
     assert caplog.messages == []
     next(iter(packer))
-    assert caplog.messages == ["epoch 1 was left before its source ended; what it had not given is not read"]
+    assert caplog.messages == ["epoch 1 was left before its source ended: the rest of the source is not read"]
 
 
 @pytest.mark.parametrize("unit", ["sp", "ba"])
 def test_a_warmup_in_documents_or_batches_follows_what_was_packed(unit: str) -> None:
-    packer = GreedyBestFitSequencePacker(
-        wrapped([[[1] * 2] * 8] * 8), 8, 4, 3, 4, 9, batch_size_warmup_min_size=1, batch_size_warmup_tokens=f"12{unit}"
+    packer = new_packer(
+        GreedyBestFitSequencePacker,
+        wrapped([[[1] * 2] * 8] * 8),
+        8,
+        3,
+        4,
+        9,
+        batch_size_warmup_min_size=1,
+        batch_size_warmup_tokens=f"12{unit}",
     )
     rows = [len(batch["input_ids"]) for batch in packer]
     by_hand = {"sp": [1] * 2 + [2] * 2 + [3] * 8, "ba": [1] * 6 + [2] * 6 + [3] * 4}
@@ -455,59 +497,59 @@ def test_a_warmup_in_documents_or_batches_follows_what_was_packed(unit: str) -> 
         ({"buffer_size": 4}, "buffer_size=4 must exceed src_batch_size=4"),
         ({"buffer_size": 1}, "buffer_size=1 must exceed"),
         ({"src_batch_size": 0}, "src_batch_size=0"),
-        ({"src_max_seq_len": 0}, "src_max_seq_len=0"),
         ({"out_batch_size": 0}, "out_batch_size=0"),
         ({"out_pseq_len": -3}, "out_pseq_len=-3"),
         ({"world_size": 0}, "world_size=0"),
         ({"mask_prob": 1.5}, "mask_prob=1.5"),
-        ({"batch_size_warmup_min_size": 1}, "batch_size_warmup_tokens=None need each other"),
-        (
-            {"batch_size_warmup_tokens": "5tok"},
-            "min_size=None and batch_size_warmup_tokens='5tok'",
-        ),
+        ({"batch_size_warmup_min_size": 1}, "batch_size_warmup_min_size=1 needs batch_size_warmup_tokens too"),
+        ({"batch_size_warmup_tokens": "5tok"}, "batch_size_warmup_tokens='5tok' needs batch_size_warmup_min_size too"),
         ({"batch_size_warmup_tokens": "5ep", "batch_size_warmup_min_size": 1}, "'5ep'"),
-        ({"batch_size_warmup_tokens": 5, "batch_size_warmup_min_size": 9}, "min_batch_size=9"),
-        ({"final_masking_ratio": 0.1}, "final_masking_ratio=0.1 and masking_ratio_cooldown_tokens=None"),
+        (
+            {"batch_size_warmup_tokens": 5, "batch_size_warmup_min_size": 9},
+            "batch_size_warmup_min_size=9 must not exceed",
+        ),
+        ({"final_masking_ratio": 0.1}, "final_masking_ratio=0.1 needs masking_ratio_cooldown_tokens too"),
         ({"masking_cooldown_schedule_type": "cosine"}, "schedule_type='cosine'"),
-        ({"masking_ratio_cooldown_start_tokens": 5}, "masking_ratio_cooldown_tokens=None"),
+        ({"masking_ratio_cooldown_start_tokens": 5}, "cooldown_start_tokens=5 needs final_masking_ratio too"),
     ],
 )
 def test_numbers_that_do_not_go_together_are_an_error_that_shows_them(changed: dict[str, Any], message: str) -> None:
     settings = {
         "src_batch_size": 4,
-        "src_max_seq_len": 8,
         "out_batch_size": 2,
         "out_pseq_len": 8,
         "buffer_size": 9,
     }
     with pytest.raises(ValueError, match=message):
-        GreedyBestFitSequencePacker([], **(settings | changed))
+        new_packer(GreedyBestFitSequencePacker, [], **settings | changed)
 
 
 @pytest.mark.parametrize("name", ["src_batch_size", "out_batch_size", "out_pseq_len", "world_size"])
-def test_a_size_that_is_no_int_is_an_error_that_names_it(name: str) -> None:
-    settings: dict[str, Any] = dict.fromkeys(("src_batch_size", "src_max_seq_len", "out_batch_size", "out_pseq_len"), 4)
+def test_a_size_that_is_not_an_int_is_an_error_that_names_it(name: str) -> None:
+    settings: dict[str, Any] = dict.fromkeys(("src_batch_size", "out_batch_size", "out_pseq_len"), 4)
     with pytest.raises(TypeError, match=rf"{name}=4\.0 must be an int"):
-        GreedyBestFitSequencePacker([], buffer_size=9, **(settings | {name: 4.0}))
+        new_packer(GreedyBestFitSequencePacker, [], buffer_size=9, **settings | {name: 4.0})
 
 
 @pytest.mark.parametrize("name", ["pad_token_id", "mask_token_id"])
 @pytest.mark.parametrize("token_id", [None, "a", 1.0])
-def test_a_token_id_that_is_no_int_is_an_error_that_names_it(name: str, token_id: Any) -> None:
+def test_a_token_id_that_is_not_an_int_is_an_error_that_names_it(name: str, token_id: Any) -> None:
     with pytest.raises(TypeError, match=f"{name}={token_id!r} must be an int"):
         GreedyBestFitSequencePacker.from_composer([], **{name: token_id})
 
 
-def test_a_source_that_can_be_read_only_once_is_named_as_such_in_the_second_epoch() -> None:
-    packer = GreedyBestFitSequencePacker((batch for batch in wrapped([[[1] * 4] * 4])), 4, 4, 2, 4, 5)
+def test_a_source_that_can_be_read_only_once_is_an_error_in_the_second_epoch() -> None:
+    packer = new_packer(GreedyBestFitSequencePacker, (batch for batch in wrapped([[[1] * 4] * 4])), 4, 2, 4, 5)
     assert len(list(packer)) == 2
     with pytest.raises(ValueError, match="epoch 1: the source gave nothing; it must be readable more than once"):
         list(packer)
 
 
 @pytest.mark.parametrize("tail", list(Tail))
-def test_so_it_is_whatever_becomes_of_the_tail(tail: Tail) -> None:
-    packer = GreedyBestFitSequencePacker((batch for batch in wrapped([[[1] * 4] * 4])), 4, 4, 2, 4, 5, tail=tail)
+def test_a_source_that_can_be_read_only_once_is_an_error_with_every_tail_policy(tail: Tail) -> None:
+    packer = new_packer(
+        GreedyBestFitSequencePacker, (batch for batch in wrapped([[[1] * 4] * 4])), 4, 2, 4, 5, tail=tail
+    )
     assert len(list(packer)) == 2
     with pytest.raises(ValueError, match="it must be readable more than once"):
         list(packer)
@@ -517,7 +559,7 @@ def test_so_it_is_whatever_becomes_of_the_tail(tail: Tail) -> None:
 def test_a_document_longer_than_a_row_is_an_error_that_shows_the_lengths(
     strategy: type[SequencePacker],
 ) -> None:
-    packer = strategy(wrapped([[[1], [2] * 9]]), 2, 8, 1, 8, 3)
+    packer = new_packer(strategy, wrapped([[[1], [2] * 9]]), 2, 1, 8, 3)
     with pytest.raises(ValueError, match=r"document of 9 tokens does not fit a row of 8 slots"):
         next(iter(packer))
 
@@ -526,14 +568,14 @@ def test_a_document_longer_than_a_row_is_an_error_that_shows_the_lengths(
 def test_a_source_batch_larger_than_promised_is_an_error_that_shows_both_sizes(
     strategy: type[SequencePacker],
 ) -> None:
-    packer = strategy(wrapped([[[1], [2], [3]]]), 2, 8, 1, 8, 3)
+    packer = new_packer(strategy, wrapped([[[1], [2], [3]]]), 2, 1, 8, 3)
     with pytest.raises(ValueError, match="3 documents at once, more than src_batch_size=2"):
         list(packer)
 
 
 @pytest.mark.parametrize("source", [[], [[]], [[[], []]], [[[1, 2]]]])
 def test_a_source_too_small_for_a_batch_is_an_error_not_an_empty_epoch(source: list[Documents]) -> None:
-    packer = GreedyBestFitSequencePacker(wrapped(source), 2, 8, 2, 8, 3)
+    packer = new_packer(GreedyBestFitSequencePacker, wrapped(source), 2, 2, 8, 3)
     documents = sum(bool(document) for batch in source for document in batch)
     with pytest.raises(ValueError, match=f"gave {documents} documents, too few"):
         list(packer)
@@ -549,16 +591,59 @@ def test_from_composer_turns_sequences_into_rows() -> None:
         batch_size_warmup_min_size=8,
         batch_size_warmup_tokens="1000tok",
     )
-    assert (packer.src_batch_size, packer.src_max_seq_len, packer.buffer_size) == (24, 16, 100)
-    assert (packer.out_batch_size, packer.out_pseq_len) == (6, 64)
+    assert packer.shape == BatchShape(src_batch_size=24, out_batch_size=6, out_pseq_len=64, buffer_size=100)
     assert packer.rows_per_batch == 2
+
+
+@both_strategies
+def test_from_composer_makes_the_same_packer_as_its_groups_of_settings(strategy: type[SequencePacker]) -> None:
+    source = [[{"input_ids": [5] * (1 + i % 16), "document": i} for i in range(24)]] * 3
+    masking = KeyedMasking(3, 50, [0])
+    flat = strategy.from_composer(
+        source,
+        batch_size=24,
+        micro_batch_size=4,
+        max_seq_len=12,
+        buffer_size=100,
+        pad_token_id=1,
+        mask_prob=0.5,
+        batch_size_warmup_min_size=8,
+        batch_size_warmup_tokens="100tok",
+        final_masking_ratio=0.2,
+        masking_ratio_cooldown_tokens="300tok",
+        masking_ratio_cooldown_start_tokens="10tok",
+        masking_cooldown_schedule_type="stair",
+        masking_ratio_step_size=0.1,
+        world_size=2,
+        tail="emit",
+        over_long="split",
+        keyed_masking=masking,
+        max_document_len=12,
+    )
+    grouped = strategy(
+        source,
+        BatchShape(src_batch_size=24, out_batch_size=6, out_pseq_len=48, buffer_size=100, max_document_len=12),
+        LabelSettings(pad_token_id=1, mask_prob=0.5, keyed_masking=masking),
+        ScheduleSettings(
+            BatchSizeWarmup(2, "100tok"),
+            MaskRatioCooldown(0.2, "300tok", "10tok", "stair", 0.1),
+            world_size=2,
+        ),
+        DocumentPolicies(Tail.EMIT, OverLong.SPLIT),
+    )
+    batches = [plain(batch) for batch in flat]
+    assert batches == [plain(batch) for batch in grouped]
+    assert len({batch["mask_prob"] for batch in batches}) > 2
+    assert {2, 6} <= {len(batch["input_ids"]) for batch in batches}
 
 
 def test_from_composer_has_the_published_defaults() -> None:
     packer = GreedyBestFitSequencePacker.from_composer([])
-    assert (packer.src_batch_size, packer.out_batch_size, packer.out_pseq_len) == (512, 16, 32 * 1024)
-    assert (packer.buffer_size, packer.pad_token_id, packer.mask_token_id) == (5120, -1, 0)
-    assert (packer.ignore_token_id, packer.mask_prob, packer.seed) == (-100, 0.3, 42)
+    shape, labels = packer.shape, packer.labels
+    assert (shape.src_batch_size, shape.out_batch_size, shape.out_pseq_len) == (512, 16, 32 * 1024)
+    assert (shape.buffer_size, labels.pad_token_id, labels.mask_token_id) == (5120, -1, 0)
+    assert (labels.ignore_token_id, labels.mask_prob, labels.seed) == (-100, 0.3, 42)
+    assert (labels.objective, packer.policies) == (Objective.MLM, DocumentPolicies(Tail.DROP, OverLong.ERROR))
 
 
 @pytest.mark.parametrize(
@@ -568,7 +653,10 @@ def test_from_composer_has_the_published_defaults() -> None:
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"max_seq_len": 0}, "max_seq_len=0"),
         ({"batch_size_warmup_min_size": 33, "batch_size_warmup_tokens": 1}, "batch_size_warmup_min_size=33"),
-        ({"batch_size_warmup_min_size": 0, "batch_size_warmup_tokens": 1}, "min_batch_size=0"),
+        (
+            {"batch_size_warmup_min_size": 0, "batch_size_warmup_tokens": 1},
+            "batch_size_warmup_min_size=0 must be at least 1",
+        ),
     ],
 )
 def test_from_composer_refuses_sizes_that_do_not_divide(sizes: dict[str, Any], message: str) -> None:

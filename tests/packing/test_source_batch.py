@@ -27,7 +27,7 @@ def test_the_picture_in_the_docstring_is_what_happens() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 99), max_size=5)), st.sampled_from([list, tuple, np.array, torch.tensor]))
-def test_lists_tuples_arrays_and_tensors_come_to_the_same(given: list[list[int]], kind: Any) -> None:
+def test_lists_tuples_arrays_and_tensors_give_the_same_source_batch(given: list[list[int]], kind: Any) -> None:
     flat = flat_source_batch(documents(*(kind(ids) if ids else ids for ids in given)), vocab_size=100)
     assert flat.tokens.dtype == np.uint16
     assert flat.tokens.tolist() == [token for ids in given for token in ids]
@@ -35,7 +35,7 @@ def test_lists_tuples_arrays_and_tensors_come_to_the_same(given: list[list[int]]
     assert flat.numbers is None
 
 
-def test_one_batch_may_hold_all_kinds() -> None:
+def test_one_source_batch_may_hold_documents_of_all_types() -> None:
     flat = flat_source_batch(documents([1, 2], [], np.array([3], np.uint16), torch.tensor([4, 5]), (6,)))
     assert flat.tokens.tolist() == [1, 2, 3, 4, 5, 6]
     assert flat_source_batch([]).tokens.tolist() == []
@@ -72,7 +72,7 @@ def test_a_vocabulary_without_words_is_an_error_that_shows_it(vocab_size: int) -
 
 
 @pytest.mark.parametrize("ids", [[2**64], [2**70], [-1]])
-def test_so_is_one_that_fits_no_integer_of_the_machine(ids: list[int]) -> None:
+def test_an_id_that_does_not_fit_64_bits_is_an_error(ids: list[int]) -> None:
     with pytest.raises(ValueError, match="token ids must lie between 0 and"):
         flat_source_batch(documents([1], ids))
 
@@ -100,20 +100,20 @@ def test_so_is_one_that_fits_no_integer_of_the_machine(ids: list[int]) -> None:
         documents(np.array([]), [], (1.5,)),
     ],
 )
-def test_anything_else_is_an_error_that_shows_it(source_batch: Any) -> None:
+def test_documents_of_any_other_type_are_an_error_that_shows_them(source_batch: Any) -> None:
     with pytest.raises(TypeError, match="input_ids"):
         flat_source_batch(source_batch)
 
 
 @pytest.mark.parametrize("number", [None, "a", 1.5, 2**64])
-def test_a_document_without_a_number_is_an_error_where_numbers_are_wanted(number: Any) -> None:
+def test_a_document_without_a_number_is_an_error_if_numbers_are_wanted(number: Any) -> None:
     document = {"input_ids": [5, 6]} | ({} if number is None else {"document": number})
-    with pytest.raises(TypeError, match=f"need the number of each document.*got {number!r} for one"):
+    with pytest.raises(TypeError, match=f"need the number of each document.*one document has {number!r}"):
         flat_source_batch([{"input_ids": [1], "document": 4}, document], numbered=True)
-    assert flat_source_batch([document]).numbers is None, "another column of that name does no harm"
+    assert flat_source_batch([document]).numbers is None, "numbers that are not wanted are ignored"
 
 
-def test_workers_hand_over_what_the_main_process_would_have_made() -> None:
+def test_workers_give_the_same_source_batches_as_the_main_process() -> None:
     given = [{"input_ids": [number] * (number % 7), "document": number} for number in range(50)]
     flatten = partial(flat_source_batch, vocab_size=100, numbered=True)
 

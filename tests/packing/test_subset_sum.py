@@ -15,9 +15,10 @@ from composer_packing import (
 )
 from composer_packing.batch.contract import Batch
 from composer_packing.packing.document_table import NO_ROW
-from composer_packing.packing.subset_sum import CANDIDATES, _move_up, place_subset_sum
-from tests.packing.test_best_fit import table
+from composer_packing.packing.subset_sum import CANDIDATES, _add_shifted, place_subset_sum
 from tests.test_benchmarks import loaded
+from tests.tools.packers import new_packer
+from tests.tools.tables import table
 
 
 def placed(lengths: list[int], rows: int, row_len: int) -> list[int]:
@@ -35,7 +36,7 @@ def test_a_document_may_be_as_long_as_a_row_and_rows_may_outnumber_documents() -
 
 
 @given(st.lists(st.integers(1, 90), max_size=60), st.integers(1, 5), st.integers(90, 200))
-def test_no_row_is_overfull_and_taken_rows_are_the_lowest(lengths: list[int], rows: int, row_len: int) -> None:
+def test_no_row_is_too_full_and_rows_are_used_from_0_on(lengths: list[int], rows: int, row_len: int) -> None:
     row_of = placed(lengths, rows, row_len)
     filled = Counter[int]()
     for row, length in zip(row_of, lengths, strict=True):
@@ -60,18 +61,18 @@ def test_the_first_row_is_filled_as_full_as_any_choice_with_the_oldest_document_
 
 
 @given(st.sets(st.integers(0, 700), min_size=1), st.integers(1, 700), st.integers(1, 12))
-def test_sums_are_moved_up_as_the_bits_of_a_long_number(sums: set[int], length: int, words: int) -> None:
+def test_sums_are_shifted_like_the_bits_of_a_long_number(sums: set[int], length: int, words: int) -> None:
     bits = sum(1 << number for number in sums if number < 64 * words) | 1
     before = np.frombuffer(bits.to_bytes(8 * words, "little"), np.uint64)
     after = np.full(words, 12345, np.uint64)
-    _move_up(before, length, after)
+    _add_shifted(before, length, after)
     assert int.from_bytes(after.tobytes(), "little") == (bits | bits << length) % (1 << 64 * words)
 
 
 @given(
     st.integers(1, 20), st.lists(st.integers(1, 150), min_size=1, max_size=9), st.sampled_from([63, 64, 65, 128, 300])
 )
-def test_what_the_oldest_document_leaves_is_filled_exactly_where_long_sums_can(
+def test_the_room_after_the_oldest_document_is_filled_as_far_as_any_sum_reaches(
     oldest: int, others: list[int], row_len: int
 ) -> None:
     lengths = [oldest, *(min(length, row_len) for length in others)]
@@ -79,14 +80,16 @@ def test_what_the_oldest_document_leaves_is_filled_exactly_where_long_sums_can(
     choices = itertools.chain.from_iterable(itertools.combinations(lengths[1:], count) for count in range(len(lengths)))
     best = max(total for choice in choices if (total := oldest + sum(choice)) <= row_len)
     enough = CANDIDATES * sum(lengths) // (2 * len(lengths))
-    assert filled == best or row_len > enough, "unless documents were so short that some were taken in order first"
+    assert filled == best or row_len > enough, (
+        "unless documents were so short that some were taken in waiting order first"
+    )
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=80), st.integers(1, 4))
 def test_every_row_begins_with_the_document_that_has_waited_longest(lengths: list[int], rows: int) -> None:
     row_of = placed(lengths, rows, 50)
     for row in range(max(row_of) + 1):
-        oldest = next(place for place, of in enumerate(row_of) if of == NO_ROW or of >= row)
+        oldest = next(index for index, of in enumerate(row_of) if of == NO_ROW or of >= row)
         assert row_of[oldest] == row
 
 
@@ -101,10 +104,10 @@ def test_rows_are_never_emptier_than_by_best_fit(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "least"), [("medium", 0.9999), ("long", 0.998), ("short", 0.9999)])
-def test_rows_are_full_to_the_last_slots_and_documents_keep_their_order(name: str, least: float) -> None:
+def test_rows_are_full_to_the_last_slots_and_documents_nearly_keep_their_order(name: str, least: float) -> None:
     given = order.batches(SubsetSumSequencePacker, name, 200)
     assert order.efficiency(given) >= least
-    # By best fit the longest waits are 151, 72 and 199 batches, and the displacements 4376, 50 and 44351 documents.
+    # With best fit, the longest waits are 151, 72 and 199 batches, and the displacements 4376, 50 and 44351 documents.
     assert order.longest_wait(given) <= 3
     assert order.mean_displacement(given) <= 25
 
@@ -113,7 +116,7 @@ def test_rows_are_full_to_the_last_slots_and_documents_keep_their_order(name: st
 def test_a_document_that_n_others_wait_before_is_in_one_of_the_next_n_by_rows_plus_1_batches(
     data: st.DataObject, rows: int, src_batch_size: int, extra_buffer: int, epochs: int
 ) -> None:
-    """Over epochs too, with the rows of the warmup that are in force when it is read."""
+    """Also from epoch to epoch, with the rows of the warmup that are in force when the document is read."""
     lengths = data.draw(st.lists(st.integers(1, 16), min_size=1, max_size=200 // epochs))
     first_rows = data.draw(st.integers(1, rows))
     packed: set[int] = set()
@@ -128,8 +131,13 @@ def test_a_document_that_n_others_wait_before_is_in_one_of_the_next_n_by_rows_pl
                 latest.update((int(n), len(given) + (int(n) - len(packed)) // packer.rows_per_batch) for n in numbers)
                 yield FlatSourceBatch(np.repeat(numbers, part), part)
 
-    packer = SubsetSumSequencePacker(
-        *(Watched(), src_batch_size, 16, rows, 16, src_batch_size + extra_buffer),
+    packer = new_packer(
+        SubsetSumSequencePacker,
+        Watched(),
+        src_batch_size,
+        rows,
+        16,
+        src_batch_size + extra_buffer,
         tail=Tail.CARRY,
         suppress_masking=True,
         batch_size_warmup_min_size=first_rows,

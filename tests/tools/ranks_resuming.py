@@ -10,7 +10,7 @@ from composer import Callback, Logger, State
 from composer.utils import dist
 
 from composer_packing.batch.lockstep import Lockstep
-from composer_packing.checkpointing.packed_dataset import PackedDataset
+from composer_packing.checkpointing.packed_dataset import DataState, PackedDataset
 from composer_packing.checkpointing.resumption import Resumption
 from composer_packing.config.schema import TrainConfig, TrainLoaderConfig
 from composer_packing.data.array_documents import DocumentDataset
@@ -72,7 +72,8 @@ def restored_at_every_step() -> int:
     for _ in range(EPOCHS):
         for batch in batches:
             undisturbed.append(batch)
-            states.append({"settings": {"version": 1}, "ranks": dist.all_gather_object(batches.state_dict())})
+            state: DataState = {"settings": {"version": 1}, "ranks": dist.all_gather_object(batches.state_dict())}
+            states.append(state)
             assert batches.state_dicts() == [] or dist.get_global_rank() == 0
     batches.close()
     for number, state in enumerate(states):
@@ -119,7 +120,7 @@ def trained(folder: str, load_path: str | None, max_duration: str) -> dict[str, 
     trainer.engine.close()
     left = {"waiting": (state["waiting"]["documents"]["number"]).tolist(), "epoch": state["source"]["epoch"]}
     numbers = {}
-    sampler = batches._ahead.iterable.source.src_iterable.sampler  # type: ignore[attr-defined]
+    sampler = batches._buffered.iterable.source.src_iterable.sampler  # type: ignore[attr-defined]
     for epoch in range(left["epoch"], EPOCHS + 2):
         sampler.set_epoch(epoch)
         read = state["source"]["read"] if epoch == left["epoch"] else 0

@@ -29,6 +29,7 @@ from composer_packing.training.dataspec import packed_dataspec
 from composer_packing.training.evaluation import eval_batches
 from tests.tools.forked import on_ranks
 from tests.tools.models import away_from_its_start, hugging_face
+from tests.tools.packers import new_packer
 from tests.tools.reference import RESULT, masked_documents
 from tests.tools.runs import VOCAB_SIZE, VOCABULARY, config_of, documents_of, trainer_of
 
@@ -53,8 +54,15 @@ def documents(without_targets: int = 0) -> list[Document]:
 
 def packer_of(share: list[Document], row_len: int) -> GreedyBestFitSequencePacker:
     """Gives the whole share in one batch, of as many rows as it takes."""
-    return GreedyBestFitSequencePacker(
-        *([share], COUNT, LONGEST, COUNT, row_len, 2 * COUNT, 0, MASK),
+    return new_packer(
+        GreedyBestFitSequencePacker,
+        [share],
+        COUNT,
+        COUNT,
+        row_len,
+        2 * COUNT,
+        pad_token_id=0,
+        mask_token_id=MASK,
         mask_prob=0.3,
         tail=Tail.EMIT,
         keyed_masking=KeyedMasking(3, VOCAB_SIZE, SPECIAL),
@@ -138,8 +146,16 @@ def fine_tuning(rank: int, world_size: int) -> dict[str, Any]:
     for share in (evenly, one_and_the_rest):
         for row_len in (LONGEST, 97, 2000):
             mine = share(everything, rank, world_size)
-            packer = GreedyBestFitSequencePacker(
-                *([mine], COUNT, LONGEST, COUNT, row_len, 2 * COUNT, 0), objective="sft", tail=Tail.EMIT
+            packer = new_packer(
+                GreedyBestFitSequencePacker,
+                [mine],
+                COUNT,
+                COUNT,
+                row_len,
+                2 * COUNT,
+                pad_token_id=0,
+                objective="sft",
+                tail=Tail.EMIT,
             )
             packed, packed_loss = step(model, packer)
             case = f"{share.__name__}, rows of {row_len}"

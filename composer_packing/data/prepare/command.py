@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from composer_packing.common.errors import ConfigError
+from composer_packing.common.addresses import is_address
+from composer_packing.common.errors import ConfigError, join_lines
 from composer_packing.common.folders import build_once
 from composer_packing.config.sources import DOCUMENT_PER, ON_ERROR
 from composer_packing.data.prepare.files import check_apart, find_files
@@ -40,7 +41,7 @@ def main(arguments: list[str]) -> int:
             stats = prepare(options)
         print(closing_line(options.out, stats, time.monotonic() - start), flush=True)
     except ConfigError as error:
-        print(f"prepare: {' '.join(str(error).splitlines())}", file=sys.stderr)  # a name may hold a line end
+        print(f"prepare: {join_lines(error)}", file=sys.stderr)  # a name may hold a line end
         return 2
     except OSError as error:
         print(f"prepare: {error.filename or options.out}: {error.strerror or error}; mend that", file=sys.stderr)
@@ -63,7 +64,7 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
     train = find_files(options.inputs)
     val = find_files(options.val) if options.val else []
     check_apart(train, val)
-    if "://" in options.out or not options.out.isprintable():
+    if is_address(options.out) or not options.out.isprintable():
         raise ConfigError(f"out={options.out!r}: is no name of a folder here; give one, and copy it where it should be")
     smallest = 256 + len(SPECIAL_TOKENS)
     if options.train_tokenizer is not None and options.train_tokenizer < smallest:

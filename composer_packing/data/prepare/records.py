@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from composer_packing.common.errors import one_line
+
 MAX_RECORD = 1 << 24
 """Bytes of the longest line, document or text that is taken: 16 MiB."""
 
@@ -85,7 +87,7 @@ class Records:
                 line = record.line if isinstance(record, Raw) else line
                 yield record
         except Exception as error:  # pyarrow and datasets raise what their parts raise
-            reason = getattr(error, "strerror", None) or " ".join(f"{type(error).__name__}: {error}".split())
+            reason = getattr(error, "strerror", None) or one_line(error, None)
             where = f"{self._path}:{line + 1}" if line else str(self._path)
             yield problem(where, "unreadable file", f"{reason:.160}", "copy or write it anew, or make it readable")
 

@@ -119,7 +119,7 @@ class Tokenizing:
         if self._long == "keep" or self._max_seq_len is None:
             tokens, lengths = self._tokenizer(texts)
             return tokens, lengths, np.ones(len(texts), np.int64)  # type: ignore[return-value]
-        pieces = self._tokenizer.in_pieces(texts, self._max_seq_len)
+        pieces = self._tokenizer.tokenize_in_pieces(texts, self._max_seq_len)
         for of_one in pieces:
             if len(of_one) > 1:
                 long["documents"] += 1

@@ -1,5 +1,5 @@
 """Labels: what each slot of a packed row predicts.
 
-`published_mlm` draws masks as the published ModernBERT packer does, `keyed_mlm` draws masks that depend only on seed,
-epoch, document and position, and `next_tokens` writes the next token of each token for causal training and fine-tuning.
+`published_mlm` draws the masks of the published ModernBERT packer. `keyed_mlm` draws masks that depend only on seed,
+epoch, document and position. `next_tokens` writes the next token of each token, for causal training and fine-tuning.
 """

@@ -1,9 +1,8 @@
-"""Masked-language-model labels: which tokens are hidden, what stands in their place, what to predict.
+"""Published masks: which tokens are hidden, what replaces them, and what is predicted.
 
-A token is chosen with probability `mask_prob`. Of the chosen, 80 % become the mask token, 10 % a random
-word and 10 % stay as they are; all of them are targets (Devlin et al., 2019, "BERT"). The draws come from
-a numpy generator in the order the published ModernBERT packer makes them, so that the same seed gives the
-same batches.
+A token is chosen with probability `mask_prob`, and becomes a target. Of the chosen tokens, 80 % become the mask token,
+10 % a random word, and 10 % stay as they are (Devlin et al., 2019, "BERT"). The draws come from a numpy generator, in
+the same order as in the published ModernBERT packer, so the same seed gives the same batches.
 """
 
 from typing import Any
@@ -25,7 +24,7 @@ def _hide(
     ids: NDArray[np.int64],
     labels: NDArray[np.int64],
 ) -> int:
-    """Write labels and mask tokens (arrays are flat); give the largest id that is left."""
+    """Write labels and mask tokens into flat arrays, and give the largest id that is left."""
     largest = -1
     for i in range(len(ids)):
         chosen = draws[i] < mask_prob
@@ -38,7 +37,7 @@ def _hide(
 
 @compiled
 def _swap(draws: NDArray[np.float64], mask_prob: float, words: NDArray[np.int64], ids: NDArray[np.int64]) -> None:
-    """Write the random words (arrays are flat)."""
+    """Write the random words into flat arrays."""
     for i in range(len(ids)):
         if mask_prob * 0.8 <= draws[i] < mask_prob * 0.9:
             ids[i] = words[i]
@@ -53,19 +52,19 @@ def mask_in_place(
     rng: np.random.Generator,
     labels: NDArray[np.int64],
 ) -> None:
-    """Mask `ids` where they lie and write the labels.
+    """Mask `ids` in place and write the labels.
 
-    Padding is masked like any token, as in the published packer, but is never a target. Random words run
-    from 0 to the largest id in the batch after the mask tokens are in.
+    As in the published packer, padding is masked like a token, but it is never a target. Random words lie between 0 and
+    the largest id in the batch, after the mask tokens have been written.
 
     Args:
         ids: int64, any shape, C-contiguous; changed in place.
-        is_token: bool or 0 and 1, same shape: where a document's token lies.
-        mask_prob: share of tokens that are chosen, 0 to 1.
+        is_token: bool or 0 and 1, same shape: 1 for a document's token, 0 for padding.
+        mask_prob: share of the slots that are chosen, 0 to 1.
         mask_token: id of the mask token.
-        ignore_index: label of what is no target.
+        ignore_index: label of a slot that is not a target.
         rng: draws `random(shape)` and then `integers(0, largest + 1, shape)`.
-        labels: int64, same shape, C-contiguous; written.
+        labels: int64, same shape, C-contiguous; written whole.
     """
     if ids.size == 0:
         return
@@ -84,18 +83,18 @@ def mlm_masking(
     ignore_index: int = -100,
     np_rng: np.random.Generator | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Masked copy of `seq` and its labels, the ported signature.
+    """A masked copy of token ids, and their labels. The signature is the published one.
 
     Args:
         seq: integers, any shape.
-        mask_prob: share of tokens that are chosen, 0 to 1.
+        mask_prob: share of the slots that are chosen, 0 to 1.
         mask_token: id of the mask token.
         pad_token: id that is never a target.
-        ignore_index: label of what is no target.
-        np_rng: generator of the draws; a fresh unseeded one where none is given.
+        ignore_index: label of a slot that is not a target.
+        np_rng: generator of the draws; None for a new generator without a seed.
 
     Returns:
-        `(masked, labels)`, int64, each of the shape of `seq`.
+        `(masked, labels)`, int64, each with the shape of `seq`.
 
     Raises:
         ValueError: `mask_prob` is not between 0 and 1.
