@@ -5,8 +5,12 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 # One rank for each GPU, two on a machine without.
 RANKS ?= $(shell $(BIN)/python -c "import torch; print(torch.cuda.device_count() or 2)")
-# More `key=value` for the run: make train ARGS="seed=3 optimizer.lr=1e-3"
+# Processes for the tests; 0 runs all tests in the process of pytest.
+PROCESSES ?= 2
+# More arguments: make train ARGS="seed=3 optimizer.lr=1e-3", make test ARGS=tests/packing
 ARGS ?=
+# All tests of a file run in one process, as they share what takes long to set up. `tests/conftest.py` sorts the files.
+PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 .PHONY: train test test-fast check benchmark configuration constraints clean
 
@@ -14,10 +18,10 @@ train: $(VENV)/installed
 	$(BIN)/composer -n $(RANKS) train.py yamls/pretrain.yaml $(ARGS)
 
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest
+	$(PYTEST) $(ARGS)
 
 test-fast: $(VENV)/installed-test
-	$(BIN)/python -m pytest -m "not slow"
+	$(PYTEST) -m "not slow" $(ARGS)
 
 check: $(VENV)/installed-test
 	$(BIN)/ruff check .

@@ -71,7 +71,7 @@ print(json.dumps([batch["num_targets"], off(in_plain), off(in_trainer), off(of_r
 """
 
 
-def child(program: str, *arguments: str, timeout: int = 240) -> tuple[str, str]:
+def child(program: str, *arguments: str, timeout: int = 600) -> tuple[str, str]:
     """Output and errors of a Python program in a process of its own, which must end well."""
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=timeout, check=False

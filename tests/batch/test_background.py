@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 def wait_for_threads() -> None:
     for thread in threading.enumerate():
         if thread.name == "composer_packing.batch.background":
-            thread.join(10)
+            thread.join(60)
 
 
 class Source:
@@ -56,7 +56,7 @@ def test_the_thread_stays_at_most_the_buffer_size_ahead() -> None:
     source = Source(range(1000))
     iterator = iter(BufferedIterable(source, 3))
     assert next(iterator) == 0
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while source.given < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
@@ -121,7 +121,7 @@ def test_an_error_does_not_wait_until_the_objects_of_the_source_are_freed() -> N
     caught_in_main, went_after_it = threading.Event(), []
 
     def source() -> Iterator[int]:
-        held = Precious(lambda: went_after_it.append(caught_in_main.wait(10)))
+        held = Precious(lambda: went_after_it.append(caught_in_main.wait(60)))
         yield 0
         raise OSError(f"with {held.__class__.__name__}")
 
@@ -197,13 +197,13 @@ def test_close_wakes_a_consumer_that_waits_for_a_stuck_source() -> None:
     def source() -> Iterator[int]:
         yield 0
         stuck.set()
-        go.wait(10)
+        go.wait(60)
         yield 1
 
     buffered = BufferedIterable(source(), 1)
     iterator = iter(buffered)
     assert next(iterator) == 0
-    assert stuck.wait(10)
+    assert stuck.wait(60)
     closer = threading.Timer(0.1, buffered.close)
     closer.start()
     assert list(iterator) == []
@@ -385,7 +385,7 @@ def test_a_process_ends_at_once_with_an_iterator_still_open(ending: str, code: i
         {ending}
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
     assert done.returncode == code, done.stderr
     assert "Fatal" not in done.stderr
 
@@ -403,7 +403,7 @@ def test_a_process_ends_although_its_source_is_stuck() -> None:
         raise SystemExit(3)
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
     assert done.returncode == 3, done.stderr
 
 
@@ -425,7 +425,7 @@ def test_ctrl_c_interrupts_a_consumer_that_waits_for_a_stuck_source() -> None:
             go.set()
         """
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
     assert done.stdout.strip() == "interrupted", done.stderr
     assert done.returncode == 0
 
@@ -460,7 +460,7 @@ FORKING = """
 
 def test_a_forked_process_starts_again_and_cannot_continue_an_iterator_of_its_parent() -> None:
     script = textwrap.dedent(FORKING.format(as_it_goes="pass", before="pass"))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "an iterator over a BufferedIterable cannot continue in a forked process\n"
 
@@ -469,5 +469,5 @@ def test_a_process_forked_while_another_thread_holds_the_lock_does_not_wait_for_
     """`close` holds the lock while it drops the items in the queue, and here dropping takes for ever."""
     before = "here = threading.Event(); threading.Thread(target=buffered.close).start(); here.wait()"
     script = textwrap.dedent(FORKING.format(as_it_goes="here.set(); threading.Event().wait()", before=before))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr

@@ -85,7 +85,7 @@ def test_a_lockstep_that_is_dropped_without_being_closed_leaves_no_thread() -> N
     gc.collect()
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("composer_packing")]
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in threads)
 
 

@@ -1,3 +1,4 @@
+import os
 import re
 import sys
 from typing import Any
@@ -12,10 +13,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `killed_runs` found."""
-    told: dict[str, Any] = result_of(
-        sys.executable, "-m", "tests.tools.killed_runs", str(tmp_path_factory.mktemp("killed")), "1"
-    )
+    """What `killed_runs` found. A failure shows the seed, which draws the same kinds and moments of kills again."""
+    seed = os.environ.get("KILLED_RUNS_SEED", "1")
+    print(f"to draw the same kills again: KILLED_RUNS_SEED={seed}")
+    folder = str(tmp_path_factory.mktemp("killed"))
+    told: dict[str, Any] = result_of(sys.executable, "-m", "tests.tools.killed_runs", folder, seed)
     return told
 
 

@@ -6,7 +6,7 @@ import pytest
 
 def ended(script: str) -> tuple[int, str, str]:
     """Run a script; return its exit code, its output and its errors."""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -294,11 +294,19 @@ def test_a_cache_folder_that_cannot_be_is_an_os_error(few_files: Any, tmp_path: 
 
 
 @pytest.mark.slow
-def test_the_real_corpus_has_the_same_bytes_in_two_processes_one_of_them_killed_and_rerun(
-    cache: Path, tmp_path: Path
-) -> None:
+def test_the_real_corpus_is_large(cache: Path) -> None:
+    documents = read(prepare_docstrings(cache, 4096, 256), "train")
+    assert len(documents.lengths) > 10_000
+    assert len(documents.tokens) > 1_000_000
+
+
+@pytest.mark.slow
+def test_the_real_corpus_has_the_same_bytes_in_two_processes_one_of_them_killed_and_rerun(tmp_path: Path) -> None:
+    """A tenth of the files: reading all of them takes half a minute each time."""
     script = "import sys, pathlib; from composer_packing.data.docstrings import corpus; "
+    script += "files = corpus.source_files()[::10]; corpus.source_files = lambda: files; "
     script += "corpus.prepare_docstrings(pathlib.Path(sys.argv[1]), 4096, 256)"
+    cache, tmp_path = tmp_path / "undisturbed", tmp_path / "killed"
 
     def start(folder: Path) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(
@@ -308,14 +316,14 @@ def test_the_real_corpus_has_the_same_bytes_in_two_processes_one_of_them_killed_
         )
 
     one, killed = start(cache), start(tmp_path)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 200
     while not list(tmp_path.glob(".*.building")) and time.monotonic() < deadline:
         time.sleep(0.05)
     os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait(60)
+    killed.wait(200)
     assert not [path for path in tmp_path.iterdir() if path.is_dir() and path.suffix != ".building"]
     other = start(tmp_path)
-    assert one.wait(300) == other.wait(300) == 0
+    assert one.wait(600) == other.wait(600) == 0
 
     (built,) = tmp_path.glob("docs-*-256")
     folders = [cache / built.name, built]
@@ -324,5 +332,5 @@ def test_the_real_corpus_has_the_same_bytes_in_two_processes_one_of_them_killed_
     for name in names:
         assert (built / name).is_dir() or (folders[0] / name).read_bytes() == (built / name).read_bytes(), name
     documents = read(built, "train")
-    assert len(documents.lengths) > 10_000
-    assert len(documents.tokens) > 1_000_000
+    assert len(documents.lengths) > 1_000
+    assert len(documents.tokens) > 100_000

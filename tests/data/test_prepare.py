@@ -629,7 +629,7 @@ def test_all_formats_give_the_same_bytes_from_one_process_and_from_two_and_strea
     one, two = tmp_path / "one", tmp_path / "two"
     process = child(*how, "--out", two, tokenizer=trained)
     assert command(*how, "--out", one, tokenizer=trained)[0] == 0
-    printed, _ = process.communicate(timeout=120)
+    printed, _ = process.communicate(timeout=400)
     assert process.returncode == 0
     files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
     assert files == sorted(path.relative_to(two) for path in two.rglob("*") if path.is_file())
@@ -663,7 +663,7 @@ def session_of(leader: int) -> dict[int, int]:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -696,7 +696,7 @@ def test_runs_that_end_in_the_middle_leave_no_process_and_nothing_that_looks_fin
             os.kill(process.pid, signal.SIGKILL if how == "killed" else signal.SIGTERM)
     for how, process in runs.items():
         out = tmp_path / how / "out"
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=400)
         assert process.returncode == ENDS[how]
         assert "Traceback" not in errors
         until(lambda leader=process.pid: not session_of(leader))  # type: ignore[misc]
@@ -729,7 +729,7 @@ def test_a_signal_in_the_middle_of_starting_a_worker_ends_the_run_like_any_other
             print("a result")
     """
     command = [sys.executable, "-c", textwrap.dedent(script), str(int(number))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=ENVIRONMENT)
     assert (done.returncode, done.stdout) == (code, "")
     assert "Exception ignored" not in done.stderr
 
@@ -756,7 +756,7 @@ def test_memory_does_not_grow_with_the_size_of_files_or_lines(tmp_path: Path) ->
     long.write_text(line)
     os.truncate(long, 1 << 29)
     code = [sys.executable, "-c", textwrap.dedent(script), str(few), str(many), str(long)]
-    done = subprocess.run(code, capture_output=True, text=True, timeout=120, check=True, env=ENVIRONMENT)
+    done = subprocess.run(code, capture_output=True, text=True, timeout=400, check=True, env=ENVIRONMENT)
     after_few, after_many, after_long, documents = map(int, done.stdout.split())
     assert documents == 420_001
     assert after_many - after_few < 20

@@ -21,7 +21,7 @@ from composer_packing.packing.source_batch import SourceBatch
 from tests.tools import ROOT
 from tests.tools.packers import new_packer
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(400)
 
 ROW_LEN = 16
 
@@ -55,7 +55,7 @@ def packed(source: Iterable[SourceBatch]) -> BufferedIterable[Batch]:
 
 
 def becomes_true(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
     return condition()
@@ -180,7 +180,7 @@ def run_until_nothing_is_left(script: str) -> "subprocess.CompletedProcess[str]"
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         start_new_session=True,
     )
 

@@ -72,7 +72,7 @@ def wait_for(pids: list[int], seconds: float) -> list[int]:
     return [codes[pid] for pid in pids]
 
 
-def on_ranks(world_size: int, function: Callable[..., Any], folder: Path, *arguments: Any, seconds: float = 120) -> Any:
+def on_ranks(world_size: int, function: Callable[..., Any], folder: Path, *arguments: Any, seconds: float = 500) -> Any:
     """What a function gives on each rank; RuntimeError where it fails."""
 
     def body(rank: int) -> int:

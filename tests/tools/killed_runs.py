@@ -115,7 +115,7 @@ def disturb(pids: list[int], journal: Path, before: int, rng: random.Random) -> 
         time.sleep(rng.uniform(0.0, 1.5))
     else:
         lines = before + 2 * rng.randrange(1, 3 * INTERVAL)
-        until = time.monotonic() + 60
+        until = time.monotonic() + 300
         while len(read(journal)) < lines and time.monotonic() < until:
             time.sleep(0.005)
         time.sleep(rng.uniform(0.0, 0.06))
@@ -139,7 +139,7 @@ def main(folder: Path, seed: str) -> dict[str, Any]:
     vars(training_run)["PackingMonitor"] = Journal
     torch.set_num_threads(1)
     write_data(folder / "data")
-    whole = wait_for(start(folder, "whole"), 120)
+    whole = wait_for(start(folder, "whole"), 500)
     if any(whole):
         raise RuntimeError((folder / "whole.out").read_text())
     journal, rng, attempts = folder / "killed.journal", random.Random(seed), list[Any]()
@@ -148,8 +148,9 @@ def main(folder: Path, seed: str) -> dict[str, Any]:
         before = len(read(journal))
         pids = start(folder, "killed", **more)
         how = disturb(pids, journal, before, rng) if how is None else how
-        seconds = 5.0 if "rank" in how else 30.0  # the launcher would end the other
-        codes = wait_for(pids, seconds)
+        # A rank whose partner was killed while both started would wait for it; the launcher would end it.
+        waits_for_ever = "rank" in how and len(read(journal)) == before
+        codes = wait_for(pids, 5.0 if waits_for_ever else 200.0)
         attempts.append({"how": how, "codes": codes, "journal": read(journal)[before:]})
 
     for number in range(KILLS):

@@ -60,7 +60,7 @@ def fed_after_the_checkpoint(folder: Path, world_size: int) -> list[str]:
             train.main, [str(folder / "run.yaml"), "max_duration=20ba", load_path, f"run_name={name}"], os.getppid()
         )
 
-    if any(wait_for(fork_ranks(world_size, body), 120)):
+    if any(wait_for(fork_ranks(world_size, body), 500)):
         raise RuntimeError((folder / f"{name}.out").read_text())
     return [
         f"rank {rank} batch {batch} epoch {epoch} {digest[:8]}"

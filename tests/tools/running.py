@@ -24,7 +24,7 @@ class Done(NamedTuple):
     err: str
 
 
-def run(*command: str, seconds: int = 300) -> Done:
+def run(*command: str, seconds: int = 1000) -> Done:
     """Run a command in the repository; if it takes too long, end it with all its children and fail.
 
     One thread for each rank: more of them crawl where another process wants the cores.
