@@ -1,6 +1,7 @@
 """Which checkpoint in a folder is the last one that is whole.
 
-Composer writes a checkpoint in place. If the process is killed or the disk is full, the file is cut off.
+Composer writes a checkpoint directly under its final name. If the process is killed or the disk is full, the file stays
+as it is: cut off.
 """
 
 import errno

@@ -1,7 +1,6 @@
 """The position of a run in its data: how Composer saves it, and how a run resumes from it.
 
-A checkpoint holds the position of every rank at `["state"]["dataset_state"]["train"]`, as a `DataState`. Composer saves
-and restores what the dataset of a `DataLoader` gives it, so the batches are wrapped in a dataset.
+A checkpoint holds the position of every rank at `["state"]["dataset_state"]["train"]`, as a `DataState`.
 """
 
 import logging
@@ -51,7 +50,8 @@ class DataState(TypedDict):
 class PackedDataset(IterableDataset[Batch]):
     """The dataset that Composer trains on. Its items are packed batches, not documents.
 
-    A `DataLoader` with `batch_size=None` takes them as they are.
+    PyTorch calls everything that a `DataLoader` reads a dataset, and Composer saves and restores what the dataset of a
+    `DataLoader` gives it. The batches themselves pass through unchanged.
 
     Args:
         batches: gives the batches of an epoch at every `iter()`. Checkpoints hold the position of a `Lockstep` whose
@@ -62,8 +62,8 @@ class PackedDataset(IterableDataset[Batch]):
     Attributes:
         batches: as given.
         is_loaded: a checkpoint has been loaded.
-        is_restarted: a checkpoint has been loaded, and the data is read from its start because the data or a setting
-            has changed.
+        is_restarted: a checkpoint has been loaded, but the data is read from its start, as the checkpoint has
+            other data or settings, or no position.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Writing checkpoints: what Composer is told, what its errors mean, and where the last checkpoint is.
 
-On disk, Composer writes a checkpoint in place and links to the last one. A checkpoint that was cut off is overwritten
-when a run comes to the same batch again. To an object store, Composer uploads checkpoints while the training continues,
-and nothing is overwritten.
+On disk, Composer writes a checkpoint directly under its final name and links to the last one. A checkpoint that was cut
+off is overwritten when a run comes to the same batch again. To an object store, Composer uploads checkpoints while the
+training continues, and nothing is overwritten.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Redealing: how a run resumes when its ranks are no longer those that saved the checkpoint.
 
-Two ranks dealt documents `a` to `j` of an epoch between them and stopped in the middle of it. Three ranks resume. First
-the documents that waited for a row are dealt out, in the order in which they waited; then those that no rank has read::
+Two ranks shared the documents `a` to `j` of an epoch and stopped in the middle of the epoch. Three ranks resume. The
+documents that waited for a row are dealt out to them, and so are the documents that no rank has read::
 
                     packed   waiting   not read
     saved  rank 0   a c      e g       i

@@ -1,4 +1,4 @@
-"""What the package gave before it was divided into rooms, it gives today, to the bit."""
+"""The package gives the same batches as before it was divided into rooms, bit for bit."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("ranks", ["2 ranks", "1 rank"])
-def test_a_checkpoint_written_before_goes_on_with_the_same_batches(found: dict[str, Any], ranks: str) -> None:
+def test_a_run_resumes_from_an_old_checkpoint_with_the_same_batches(found: dict[str, Any], ranks: str) -> None:
     recorded = json.loads((RECORDED / "fed.json").read_text())
     assert len(recorded[ranks]) == 8 * int(ranks[0])
     assert found["fed"][ranks] == recorded[ranks]

@@ -19,7 +19,7 @@ from tests.tools.runs import VOCABULARY, config_of, documents_of, trainer_of
 
 
 def saved(path: Path, tokenizer: str, model: ModernBertConfig) -> str:
-    """A checkpoint of a model of this shape."""
+    """Write a checkpoint of a model of this shape, and return its path."""
     state = {
         "model": PackedLanguageModel(model).state_dict(),
         "callbacks": {"RunIdentity": RunIdentity(tokenizer, config_of(model=model)).state_dict()},
@@ -37,7 +37,9 @@ def check(load_path: str, tokenizer: str, model: ModernBertConfig, **more: Any) 
     checkpoint.check_tokenizer(tokenizer)
 
 
-def test_a_checkpoint_holds_tokenizer_and_shape_and_another_run_starts_from_its_weights(tmp_path: Path) -> None:
+def test_a_checkpoint_holds_tokenizer_and_model_and_another_run_starts_from_its_weights(
+    tmp_path: Path,
+) -> None:
     config, folder = config_of(max_duration="1ba"), tmp_path / "runs" / "first"
     model = PackedLanguageModel(config.model)
     batches = train_batches(documents_of(60), config, VOCABULARY)
@@ -64,17 +66,17 @@ def test_a_checkpoint_holds_tokenizer_and_shape_and_another_run_starts_from_its_
     again.close()
     trainer.close()
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), fresh.parameters(), strict=True))
-    assert int(trainer.state.timestamp.token) == 0, "the clock starts anew"
+    assert int(trainer.state.timestamp.token) == 0, "the clock starts at zero"
 
 
-def test_a_checkpoint_that_is_not_there_or_is_a_folder_is_named(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_or_a_folder_instead_of_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"load_path=nowhere.pt: there is no such file; train it first, or give"):
         check("nowhere.pt", "one", small())
     with pytest.raises(ConfigError, match="is a folder; give a file in it, or give another checkpoint"):
         check(str(tmp_path), "one", small())
 
 
-def test_a_run_does_not_go_on_where_another_has_ended(tmp_path: Path) -> None:
+def test_a_run_does_not_resume_from_the_checkpoint_of_a_run_with_another_name(tmp_path: Path) -> None:
     saved(tmp_path / "ep0-ba9-rank0.pt", "one", small())
     for run_name in ("first", "other"):
         folder = RunFolder(config_of(model=small(), save_folder=str(tmp_path), run_name=run_name))
@@ -82,13 +84,13 @@ def test_a_run_does_not_go_on_where_another_has_ended(tmp_path: Path) -> None:
             assert folder.read_checkpoint() is not None
         else:
             with pytest.raises(
-                ConfigError, match=r"ba9-rank0\.pt, is of run_name=first; put {run_name} into save_folder"
+                ConfigError, match=r"ba9-rank0\.pt, was written by run_name=first; put {run_name} into save_folder"
             ):
                 folder.read_checkpoint()
-        del folder  # another may write there
+        del folder  # releases its lock
 
 
-def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_checkpoint_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     half = Path(saved(path, "one", small())).read_bytes()[:5000]
     for content in (b"", b"text", b"\x80\x04K\x01.", half):
@@ -106,8 +108,8 @@ def test_another_tokenizer_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", [field.name for field in dataclasses.fields(ModernBertConfig)])
-def test_every_key_of_the_model_must_agree_that_means_something_to_the_weights(tmp_path: Path, key: str) -> None:
-    """Heads, windows and rotary bases leave shapes as they are."""
+def test_a_key_of_the_model_must_match_as_it_declares(tmp_path: Path, key: str) -> None:
+    """The shapes of the weights alone do not tell: heads, windows and rotary bases leave them as they are."""
     load_path = saved(tmp_path / "a.pt", "one", small())
     before = getattr(small(), key)
     config: Any = small(**{key: not before if key == "causal" else before / 2 if before < 1 else 2 * before})
@@ -130,20 +132,20 @@ def test_a_folder_that_cannot_be_made_is_named(folder: str, tmp_path: Path) -> N
         check_save_folder(save_folder)
 
 
-def test_a_folder_that_can_be_made_is_made_as_far_as_its_name_is_known(tmp_path: Path) -> None:
+def test_a_folder_is_made_up_to_the_first_part_whose_name_is_not_known_yet(tmp_path: Path) -> None:
     check_save_folder(f"{tmp_path}/runs/of-{{run_name}}/more")
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
     assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is read-only to the superuser, as whom tests may run."""
+    """Tests may run as the superuser, who can write everywhere."""
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(ConfigError, match="cannot be written; give another"):
         check_save_folder(str(tmp_path))
 
 
-def test_a_checkpoint_of_another_program_or_without_an_optimizer_is_named(tmp_path: Path) -> None:
+def test_a_checkpoint_without_an_optimizer_or_from_another_program_is_named(tmp_path: Path) -> None:
     load_path = saved(tmp_path / "a.pt", "one", small())
     there = torch.load(load_path, weights_only=False)
     del there["state"]["optimizers"]
@@ -157,8 +159,8 @@ def test_a_checkpoint_of_another_program_or_without_an_optimizer_is_named(tmp_pa
         check(load_path, "one", small(), load_weights_only=True)
 
 
-def test_the_settings_of_an_optimizer_that_goes_on_must_be_those_it_has(tmp_path: Path) -> None:
-    """Composer would load the old ones and not say so."""
+def test_the_settings_of_the_optimizer_must_match_if_a_run_resumes(tmp_path: Path) -> None:
+    """Composer would load the old settings and not say so."""
     load_path = saved(tmp_path / "a.pt", "one", small())
     changed = OptimizerConfig(lr=1e-3, betas=(0.9, 0.95))
     check(load_path, "one", small(), optimizer=changed, load_weights_only=True)

@@ -29,7 +29,7 @@ MASKING = KeyedMasking(1, VOCAB_SIZE, range(5))
 
 
 def numbered(count: int) -> DocumentDataset:
-    """Documents of one to seven tokens; each says in its tokens which it is."""
+    """Documents of one to seven tokens. All tokens of a document are its number plus 5."""
     lengths = 1 + np.arange(count) % 7
     return DocumentDataset(np.repeat(np.arange(5, 5 + count), lengths).astype(np.uint16), np.cumsum([0, *lengths]), 16)
 
@@ -55,12 +55,12 @@ def state_of(packer: SequencePacker) -> dict[str, Any]:
 
 
 def redeal(states: Any, rank: int, world_size: int) -> Any:
-    """As a rank that resumes does, which has read nothing yet."""
+    """The state with which a rank begins that has read nothing yet."""
     return Lockstep(packer_of(numbered(1), rank, world_size), prefetch=0).redeal(states, rank, world_size)
 
 
 class Rank:
-    """One rank's packer, and the documents of the batches that it has given, with the epoch each was in."""
+    """The packer of one rank, and the documents of the batches that it has given."""
 
     def __init__(self, documents: DocumentDataset, rank: int, world_size: int) -> None:
         self.packer = packer_of(documents, rank, world_size)
@@ -71,7 +71,7 @@ class Rank:
         self.packer.load_state_dict(state["stream"]["source"])
 
     def take(self, count: int, last_epoch: int) -> None:
-        """So many more batches, or fewer, if there are no more up to an epoch."""
+        """Take so many more batches, or all that are left up to the end of an epoch."""
         for _ in range(count):
             while (batch := next(self.iterator, None)) is None:
                 if self.packer.epoch >= last_epoch and not self.packer._resumes_epoch:
@@ -92,10 +92,10 @@ class Rank:
     st.lists(st.tuples(st.integers(1, 4), st.lists(st.integers(0, 9), min_size=4, max_size=4)), min_size=1, max_size=3),
     st.integers(1, 4),
 )
-def test_every_document_of_every_epoch_comes_once_whatever_ranks_go_on_where_others_stopped(
+def test_every_document_of_every_epoch_comes_once_however_the_number_of_ranks_changes(
     count: int, stops: list[tuple[int, list[int]]], last_world_size: int
 ) -> None:
-    """However far each rank has come, and however often ranks change within an epoch."""
+    """Each rank may have come to any point, and the ranks may change several times within an epoch."""
     documents, epochs = numbered(count), 3
     ranks: list[Rank] = []
     seen: list[int] = []
@@ -105,7 +105,7 @@ def test_every_document_of_every_epoch_comes_once_whatever_ranks_go_on_where_oth
         ranks = [Rank(documents, rank, world_size) for rank in range(world_size)]
         for number, rank in enumerate(ranks if states else []):
             rank.load(redeal(states, number, world_size))
-        assert sum(rank.packer.local_tokens for rank in ranks) == tokens, "schedules go on"
+        assert sum(rank.packer.local_tokens for rank in ranks) == tokens, "the schedules continue"
         for rank, more in zip(ranks, batches, strict=False):
             rank.take(more, last_epoch=epochs - 1)
         seen += [document for rank in ranks for document in rank.seen]
@@ -117,7 +117,7 @@ def test_every_document_of_every_epoch_comes_once_whatever_ranks_go_on_where_oth
     assert sum(rank.packer.token_account.read for rank in ranks) == epochs * int(sum(1 + np.arange(count) % 7))
 
 
-def test_what_waited_keeps_its_order_and_its_masks() -> None:
+def test_documents_that_waited_keep_their_order() -> None:
     documents = numbered(40)
     ranks = [Rank(documents, rank, 2) for rank in range(2)]
     for rank in ranks:
@@ -129,8 +129,8 @@ def test_what_waited_keeps_its_order_and_its_masks() -> None:
     assert expected == [number for some in zip_longest(*dealt) for number in some if number is not None]
 
 
-def test_dealing_again_by_hand() -> None:
-    """Five documents on two ranks in epoch 0: the first has read two of three, the second none of two."""
+def test_redealing_by_hand() -> None:
+    """Five documents on two ranks in epoch 0: the first rank has read two of three, the second none of two."""
     sampler = ShareSampler(range(5), 1, 0, seed=3)
     order = sampler.numbers().tolist()
     sampler.deals = {0: [EarlierDeal(2, (2, 0))], 1: [EarlierDeal(2, (WHOLE_SHARE, 1))]}
@@ -139,7 +139,7 @@ def test_dealing_again_by_hand() -> None:
     (second,) = [ShareSampler(range(5), 1, 0, seed=3)]
     second.set_epoch(1)
     order = second.numbers().tolist()
-    assert sampler.numbers().tolist() == [order[2], order[4]], "epoch 1 began with the second rank, which had read one"
+    assert sampler.numbers().tolist() == [order[2], order[4]], "the second rank came first in epoch 1 and had read one"
 
 
 def test_a_rank_keeps_its_share_if_the_saved_ranks_were_dealt_the_same_shares() -> None:
@@ -151,7 +151,7 @@ def test_a_rank_keeps_its_share_if_the_saved_ranks_were_dealt_the_same_shares() 
     other_nodes["stream"]["source"]["source"]["ranks_per_node"] = 1
     assert not lockstep.has_same_shares(other_nodes)
     theirs = saved_and_read(states[0])
-    for position in ({"place": 3}, None):  # of a source that is not ours
+    for position in ({"offset": 3}, None):  # positions of other sources
         theirs["stream"]["source"]["source"] = position
         assert not lockstep.has_same_shares(theirs)
         with pytest.raises(ValueError, match="the saved position in the documents is not one of a DocumentLoader"):
@@ -174,7 +174,7 @@ def test_a_source_without_a_position_cannot_be_dealt_out_to_other_ranks() -> Non
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `ranks_resuming` found; one program for all tests that look at it."""
+    """What `ranks_resuming` found. One program for all tests of this file."""
     found: dict[str, Any] = result_of(
         sys.executable, "-m", "tests.tools.ranks_resuming", str(tmp_path_factory.mktemp("ranks"))
     )
@@ -182,14 +182,14 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_two_ranks_go_on_from_every_batch_each_at_its_own_place(ranks: dict[str, Any]) -> None:
-    """Compared in the program itself, which fails otherwise."""
+def test_two_ranks_resume_from_every_batch_each_at_its_own_position(ranks: dict[str, Any]) -> None:
+    """The program itself compares, and fails if batches differ."""
     assert min(ranks["steps"]) > 25
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", STOPS)
-def test_composer_goes_on_with_the_same_ranks_as_if_nothing_had_been(ranks: dict[str, Any], stop: int) -> None:
+def test_composer_resumes_on_as_many_ranks_as_if_it_had_not_stopped(ranks: dict[str, Any], stop: int) -> None:
     for whole, rest in zip(ranks["whole"], ranks[f"2 from {stop}"], strict=True):
         assert rest["documents"] == whole["documents"][stop:]
         assert rest["values"] == whole["values"][stop:]
@@ -202,7 +202,7 @@ def test_composer_goes_on_with_the_same_ranks_as_if_nothing_had_been(ranks: dict
     ("before", "stop", "after"),
     [*((2, stop, f"{world_size} from {stop}") for stop in STOPS for world_size in (1, 2, 4)), (4, 12, "2 from 4")],
 )
-def test_composer_goes_on_with_other_ranks_and_every_document_comes_once_an_epoch(
+def test_composer_resumes_on_other_ranks_and_every_document_comes_once_an_epoch(
     ranks: dict[str, Any], before: int, stop: int, after: str
 ) -> None:
     first = ranks["whole"] if before == 2 else [*ranks["4 from 5"]]
@@ -218,7 +218,7 @@ def test_composer_goes_on_with_other_ranks_and_every_document_comes_once_an_epoc
 
     whole, rest = (some[0]["values"] for some in (ranks["whole"], ranks[after]))
     if before == 2:
-        assert rest[0][:2] == whole[stop][:2], "Composer's tokens and documents"
+        assert rest[0][:2] == whole[stop][:2], "Composer's counts of tokens and documents"
         assert rest[0][3] == pytest.approx(whole[stop][3], abs=0.01), "the mask ratio"
         rows = [sum(rank["values"][0][2] for rank in some) for some in (ranks[after],)]
         assert rows[0] == pytest.approx(sum(rank["values"][stop][2] for rank in ranks["whole"]), abs=2), "the batch"

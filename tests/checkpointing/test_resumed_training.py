@@ -1,4 +1,4 @@
-"""Runs that stop and go on, through Composer's own checkpoints, beside one that does not."""
+"""Runs that stop and resume through Composer's own checkpoints, compared with a run that never stops."""
 
 import contextlib
 from pathlib import Path
@@ -28,7 +28,7 @@ DURATION = "2800tok"
 
 
 class Stop(Callback):
-    """Wants to stop while a batch is trained on, as a signal would."""
+    """Wants to stop while a batch is trained on, as after a signal."""
 
     def __init__(self, batches: Lockstep, batch: int) -> None:
         self._batches, self._batch = batches, batch
@@ -40,7 +40,7 @@ class Stop(Callback):
 
 
 class Run:
-    """A run as in `train.py`, with dropout, and a learning rate that changes all the time.
+    """A run as in `train.py`, with dropout and a learning rate that changes in every batch.
 
     Attributes:
         curve: clock, epoch, batch of the epoch, learning rate and loss of every batch.
@@ -89,13 +89,13 @@ class Run:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the undisturbed run puts a checkpoint behind every batch."""
+    """Folder in which the undisturbed run puts a checkpoint after every batch."""
     return tmp_path_factory.mktemp("whole")
 
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Run:
-    """The undisturbed run."""
+    """The run that never stops."""
     return Run(save_folder=str(folder))
 
 
@@ -105,7 +105,7 @@ def checkpoint(folder: Path, batch: int) -> Path:
 
 
 def assert_ends_as(run: Run, whole: Run) -> None:
-    """In weights, moments, and clock."""
+    """Assert that two runs end with the same weights, moments and clock."""
     one, other = run.trainer.state, whole.trainer.state
     assert all(torch.equal(*pair) for pair in zip(one.model.parameters(), other.model.parameters(), strict=True))
     moments = [each.optimizers[0].state_dict() for each in (one, other)]
@@ -117,16 +117,16 @@ def assert_ends_as(run: Run, whole: Run) -> None:
 
 
 def test_the_loss_curve_is_that_of_a_run_that_was_never_stopped(whole: Run, folder: Path) -> None:
-    """In the warmup, in the cooldown, at the end of an epoch and around it."""
+    """The stops lie in the warmup, in the cooldown, at the end of an epoch and next to it."""
     last_of_epoch = sum(epoch == 0 for _, _, epoch, *_ in whole.curve)
     assert 8 < last_of_epoch < len(whole.curve) - 8
     for stop in (1, 4, last_of_epoch - 1, last_of_epoch, last_of_epoch + 1, len(whole.curve) - 1):
         run = Run(checkpoint(folder, stop))
-        assert run.curve == whole.curve[stop:], f"behind batch {stop}"
+        assert run.curve == whole.curve[stop:], f"after batch {stop}"
         assert_ends_as(run, whole)
 
 
-def test_a_checkpoint_of_the_end_of_an_epoch_goes_on_too(whole: Run, tmp_path: Path) -> None:
+def test_a_run_resumes_from_a_checkpoint_at_the_end_of_an_epoch_too(whole: Run, tmp_path: Path) -> None:
     Run(save_folder=str(tmp_path), save_interval="1ep")
     last_of_epoch = sum(epoch == 0 for _, _, epoch, *_ in whole.curve)
     run = Run(checkpoint(tmp_path, last_of_epoch))
@@ -135,10 +135,10 @@ def test_a_checkpoint_of_the_end_of_an_epoch_goes_on_too(whole: Run, tmp_path: P
     assert_ends_as(run, whole)
 
 
-def test_a_run_that_is_asked_to_stop_three_times_in_an_epoch_ends_as_if_it_had_not_been(
+def test_a_run_that_is_stopped_three_times_in_an_epoch_ends_as_if_it_was_never_stopped(
     whole: Run, tmp_path: Path
 ) -> None:
-    """Each time behind the batch in hand, with a checkpoint of that batch."""
+    """Each stop comes after the batch in hand and leaves a checkpoint of that batch."""
     curve: list[Any] = []
     load_path = None
     for stop_in in (2, 4, 7, -1):
@@ -153,7 +153,7 @@ def test_a_run_that_is_asked_to_stop_three_times_in_an_epoch_ends_as_if_it_had_n
     assert_ends_as(run, whole)
 
 
-def test_evaluation_ends_early_where_the_run_is_to_stop(caplog: pytest.LogCaptureFixture) -> None:
+def test_evaluation_ends_early_if_the_run_is_to_stop(caplog: pytest.LogCaptureFixture) -> None:
     batches = train_batches(documents_of(60), scheduled(), VOCABULARY)
     held_out = UntilStopped([{"number": number} for number in range(5)], batches)
     assert len(held_out) == len(list(held_out)) == 5
@@ -167,27 +167,27 @@ def test_evaluation_ends_early_where_the_run_is_to_stop(caplog: pytest.LogCaptur
     again = StopAtSigterm(batches, "1ba", held_out)
     again.load_state_dict(stopping.state_dict())
     assert again.owes_evaluation
-    assert "evaluated on 2 of 5 batches only" in caplog.text
+    assert "evaluated on only 2 of 5 batches; the run evaluates again when it resumes" in caplog.text
     assert batches.is_last
     with pytest.raises(Stopped):
         next(iter(batches))
     batches.close()
 
 
-def test_weights_alone_leave_data_and_clock_at_their_start(whole: Run, folder: Path) -> None:
+def test_a_run_that_takes_only_the_weights_starts_data_and_clock_from_the_beginning(whole: Run, folder: Path) -> None:
     run = Run(checkpoint(folder, 9), load_weights_only=True)
     assert run.first.batch == 0
     assert [entry[:5] for entry in run.curve] == [entry[:5] for entry in whole.curve]
     assert run.curve[0][5] < whole.curve[0][5]
 
 
-@pytest.mark.parametrize("has_lost", ["its place", "all of it"])
-def test_a_checkpoint_that_has_lost_its_place_in_the_data_is_refused_or_starts_the_data_anew(
+@pytest.mark.parametrize("has_lost", ["its position", "all of it"])
+def test_a_checkpoint_without_a_position_in_the_data_is_refused_or_the_data_is_read_from_its_start(
     whole: Run, folder: Path, tmp_path: Path, has_lost: str
 ) -> None:
-    """The clock, the schedules and the optimizer go on then; Composer would have replayed batches, or worse."""
+    """In the latter case clock, schedules and optimizer resume. Composer alone would replay batches, or worse."""
     saved = torch.load(checkpoint(folder, 9), weights_only=False)
-    if has_lost == "its place":
+    if has_lost == "its position":
         saved["state"]["dataset_state"]["train"] = None
     else:
         del saved["state"]["dataset_state"]
@@ -197,9 +197,9 @@ def test_a_checkpoint_that_has_lost_its_place_in_the_data_is_refused_or_starts_t
     run = Run(tmp_path / "lost.pt", restart_changed=True)
     assert run.data.is_restarted
     assert run.curve[0][:2] == whole.curve[9][:2]
-    assert run.curve[0][4] == whole.curve[9][4], "the learning rate goes on"
+    assert run.curve[0][4] == whole.curve[9][4], "the learning rate continues"
     local = run.batches.state_dict()["stream"]["source"]["local"]
-    assert local["tok"] == run.trainer.state.timestamp.token.value, "and so do the schedules of the packer"
+    assert local["tok"] == run.trainer.state.timestamp.token.value, "the schedules of the packer continue"
     assert local["ba"] == run.trainer.state.timestamp.batch.value
 
 

@@ -36,14 +36,14 @@ from tests.tools.array_documents import DocumentDataset
 from tests.tools.numbered import Numbered
 from tests.tools.packers import new_packer
 from tests.tools.reference import masked_documents
-from tests.tools.resumed import assert_same, check_goes_on_from_every_batch, saved_and_read, taken
+from tests.tools.resumed import assert_same, check_resumes_from_every_batch, saved_and_read, taken
 from tests.tools.runs import VOCABULARY, config_of, documents_of, read_as
 from tests.tools.written_sources import run_over, sources, write_all
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 HOW = [(workers, depth) for workers in (0, 2) for depth in (0, 1, 8)]
-"""Worker processes, and batches that the thread keeps ready."""
+"""Number of worker processes, and number of batches that the thread keeps ready."""
 
 KINDS = [*sources(Path())]
 
@@ -71,45 +71,54 @@ def made(config: TrainConfig, documents: DocumentDataset | None = None) -> Locks
     ("num_workers", "depth", "strategy"),
     [*((workers, depth, "subset_sum") for workers, depth in HOW), *((0, depth, "best_fit") for depth in (0, 1, 8))],
 )
-def test_a_run_goes_on_from_every_batch_as_if_nothing_had_been(num_workers: int, depth: int, strategy: str) -> None:
+def test_a_run_resumes_from_every_batch_as_if_it_had_not_stopped(num_workers: int, depth: int, strategy: str) -> None:
     config = scheduled(num_workers, depth, packing_strategy=strategy)
-    batches = check_goes_on_from_every_batch(lambda: made(config), epochs=2 if num_workers else 3)
+    batches = check_resumes_from_every_batch(lambda: made(config), epochs=2 if num_workers else 3)
     rows = [len(batch["input_ids"]) for _, batch in batches]
     ratios = [float(batch["mask_prob"]) for _, batch in batches]
-    assert {2, 3, 4} == set(rows), "stops lie within the warmup"
+    assert {2, 3, 4} == set(rows), "some stops lie within the warmup"
     assert ratios[0] == pytest.approx(0.3)
-    assert len(set(ratios)) > 4, "and within the cooldown"
+    assert len(set(ratios)) > 4, "some stops lie within the cooldown"
     assert ratios[-1] == pytest.approx(0.1)
 
 
 @pytest.fixture(scope="module")
+<<<<<<< HEAD
 def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingData]:
     """The source of each kind, opened once."""
+=======
+def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
+    """The source of each kind. Each is opened once."""
+>>>>>>> 9fb6a1c (Tests of checkpointing in plain English)
     folder = tmp_path_factory.mktemp("written")
     write_all(folder)
     return {kind: open_source(run_over(config)) for kind, config in sources(folder).items()}
 
 
 @pytest.mark.parametrize(("kind", "how"), list(zip(KINDS, itertools.cycle(HOW), strict=False)))
+<<<<<<< HEAD
 def test_every_source_goes_on_from_every_batch(
     kind: str, how: tuple[int, int], opened: dict[str, TrainingData]
 ) -> None:
+=======
+def test_every_source_resumes_from_every_batch(kind: str, how: tuple[int, int], opened: dict[str, Source]) -> None:
+>>>>>>> 9fb6a1c (Tests of checkpointing in plain English)
     num_workers, depth = how
     source = opened[kind]
     config = run_over(DataConfig(), num_workers, device_train_microbatch_size=1)
     config.train_loader.packing_prefetch_factor = depth
-    check_goes_on_from_every_batch(lambda: train_batches(source.train.documents, config, source.tokenizer.vocabulary))
+    check_resumes_from_every_batch(lambda: train_batches(source.train.documents, config, source.tokenizer.vocabulary))
 
 
 @pytest.mark.parametrize("objective", ["causal", "sft"])
-def test_other_objectives_go_on_too(objective: str) -> None:
+def test_other_objectives_resume_too(objective: str) -> None:
     documents = documents_of(60)
     if objective == "sft":
         rng = np.random.default_rng(1)
         offsets = np.concatenate([documents._starts, documents._ends[-1:]])
         loss_mask = (rng.random(len(documents._tokens)) < 0.5).astype(np.uint8)
         documents = DocumentDataset(documents._tokens, offsets, 16, loss_mask)
-    check_goes_on_from_every_batch(lambda: made(config_of(objective=objective), documents))
+    check_resumes_from_every_batch(lambda: made(config_of(objective=objective), documents))
 
 
 def test_three_stops_in_one_epoch_change_nothing() -> None:
@@ -129,8 +138,8 @@ def test_three_stops_in_one_epoch_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_batches_go_back_to_a_state_of_their_own(num_workers: int) -> None:
-    """As a loop does that goes back behind a loss that has exploded; workers are at something else then."""
+def test_batches_can_return_to_an_earlier_state(num_workers: int) -> None:
+    """A training loop may do so when the loss has exploded. The workers have read further by then."""
     batches = made(scheduled(num_workers, 3))
     first = list(batches)
     state = saved_and_read(batches.state_dict())
@@ -144,7 +153,7 @@ def test_batches_go_back_to_a_state_of_their_own(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_an_iterator_from_before_a_state_was_loaded_takes_no_batch_away(depth: int) -> None:
+def test_an_iterator_made_before_a_state_was_loaded_takes_no_batch(depth: int) -> None:
     batches = made(scheduled(0, depth))
     state = saved_and_read(batches.state_dict())
     expected = list(itertools.islice(batches, 3))
@@ -171,7 +180,7 @@ def test_an_iterator_from_before_a_state_was_loaded_takes_no_batch_away(depth: i
 
 
 ASKED: list[int] = []
-"""Numbers of the documents that were read."""
+"""Indices of the documents that were read."""
 
 
 class Recorded(DocumentDataset):
@@ -180,7 +189,7 @@ class Recorded(DocumentDataset):
         return super().__getitems__(indices)
 
 
-def test_nothing_is_read_again_and_the_state_holds_what_waits_and_nothing_else() -> None:
+def test_nothing_is_read_again_and_the_state_holds_only_the_documents_that_wait() -> None:
     documents = read_as(Recorded, documents_of(60))
     ASKED.clear()
     config = scheduled(depth=0)
@@ -207,8 +216,8 @@ def test_nothing_is_read_again_and_the_state_holds_what_waits_and_nothing_else()
 
 
 @given(st.integers(0, 9999), st.sampled_from(list(Tail)), st.booleans())
-def test_a_snapshot_stays_what_it_was_while_the_packer_goes_on(seed: int, tail: Tail, fits_best: bool) -> None:
-    """It shares the packer's arrays, so that this is where a write into them would show."""
+def test_a_snapshot_stays_the_same_while_the_packer_continues(seed: int, tail: Tail, fits_best: bool) -> None:
+    """A snapshot shares the arrays of the packer: a write into them would show here."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 12, 80)
     source = [[{"input_ids": rng.integers(0, 70_000, length)} for length in some] for some in np.split(lengths, 20)]
@@ -224,7 +233,7 @@ def test_a_snapshot_stays_what_it_was_while_the_packer_goes_on(seed: int, tail: 
 
 @pytest.mark.parametrize("kind", [GreedyBestFitSequencePacker, SubsetSumSequencePacker])
 @pytest.mark.parametrize("tail", list(Tail))
-def test_masks_drawn_by_numpy_and_a_source_without_a_place_go_on_too(
+def test_masks_drawn_by_numpy_and_a_source_without_a_position_resume_too(
     kind: type[SequencePacker], tail: Tail, caplog: pytest.LogCaptureFixture
 ) -> None:
     rng = np.random.default_rng(3)
@@ -250,7 +259,7 @@ def test_masks_drawn_by_numpy_and_a_source_without_a_place_go_on_too(
     assert "the source has no state of its own: " in caplog.text
 
 
-def test_the_state_of_other_settings_is_refused_and_each_is_named() -> None:
+def test_a_state_with_other_settings_is_refused_and_each_setting_is_named() -> None:
     source = [[{"input_ids": [5, 6, 7]}] * 4] * 4
     state = new_packer(SubsetSumSequencePacker, source, 4, 2, 16, 12).state_dict()
     with pytest.raises(
@@ -261,7 +270,7 @@ def test_the_state_of_other_settings_is_refused_and_each_is_named() -> None:
         new_packer(SubsetSumSequencePacker, source, 4, 2, 16, 12).load_state_dict(state | {"version": 0})
 
 
-def test_a_source_that_knows_its_place_is_asked_for_it() -> None:
+def test_a_source_that_knows_its_position_is_asked_for_it() -> None:
     rng = np.random.default_rng(3)
     source = [{"input_ids": rng.integers(5, 60, rng.integers(1, 9))} for _ in range(48)]
     asked: list[int] = []
@@ -279,25 +288,25 @@ def test_a_source_that_knows_its_place_is_asked_for_it() -> None:
         packer = new_packer(SubsetSumSequencePacker, loader, 4, 2, 16, buffer_size, tail=Tail.CARRY)
         return Lockstep(packer, prefetch)
 
-    batches = check_goes_on_from_every_batch(lambda: made(StatefulDataLoader), epochs=3)
-    # Much of an epoch is packed when all of it has been read.
-    assert_same(check_goes_on_from_every_batch(lambda: made(StatefulDataLoader, 0, 48), epochs=3)[0][1], batches[0][1])
+    batches = check_resumes_from_every_batch(lambda: made(StatefulDataLoader), epochs=3)
+    # With a large buffer much of an epoch is packed after all of it was read.
+    assert_same(check_resumes_from_every_batch(lambda: made(StatefulDataLoader, 0, 48), epochs=3)[0][1], batches[0][1])
 
     _, states = taken(made(StatefulDataLoader, 0), range(1))
     asked.clear()
     again = made(StatefulDataLoader, 0)
     again.load_state_dict(states[-1])
     taken(again, range(1))
-    assert len(asked) < 16, "what was trained on is not read again"
+    assert len(asked) < 16, "documents that were trained on are not read again"
 
     data = PackedDataset(made(StatefulDataLoader))
     data.load_state_dict(data.state_dict(0, True))
 
 
-def test_a_state_without_a_place_of_the_source_is_gone_on_from_by_reading_it_again(
+def test_a_state_without_a_position_of_the_source_is_resumed_by_reading_the_source_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """As of Streaming's loader over any other data set, whose state is None."""
+    """Streaming's loader has such a state, None, over a dataset that is not Streaming's."""
     rng = np.random.default_rng(3)
     source = [{"input_ids": rng.integers(5, 60, rng.integers(1, 9))} for _ in range(48)]
 
@@ -305,23 +314,23 @@ def test_a_state_without_a_place_of_the_source_is_gone_on_from_by_reading_it_aga
         loader: Any = StreamingDataLoader(source, 4, collate_fn=list)
         return Lockstep(new_packer(SubsetSumSequencePacker, loader, 4, 2, 16, 12), prefetch=2)
 
-    check_goes_on_from_every_batch(made)
+    check_resumes_from_every_batch(made)
     assert "the source has no state of its own: " in caplog.text
 
 
 def test_a_streaming_data_loader_over_a_streaming_dataset_is_refused_as_it_does_not_count_documents() -> None:
     packer = new_packer(SubsetSumSequencePacker, [[{"input_ids": [5, 6, 7]}] * 4] * 4, 4, 2, 16, 12)
     state = packer.state_dict()
-    place = {"epoch": 0, "sample_in_epoch": 28, "num_canonical_nodes": 1, "shuffle_seed": 9}
+    position = {"epoch": 0, "sample_in_epoch": 28, "num_canonical_nodes": 1, "shuffle_seed": 9}
     with pytest.raises(
         ValueError,
         match=r"^a StreamingDataLoader cannot be resumed: it does not count documents, so its state",
     ):
-        packer.load_state_dict(state | {"source": place})
+        packer.load_state_dict(state | {"source": position})
     assert packer.epoch == -1
 
 
-def test_batches_that_know_no_place_say_so() -> None:
+def test_batches_without_a_position_say_so() -> None:
     batches = Lockstep(Numbered(3), prefetch=1)
     assert PackedDataset(batches).state_dict(0, True) is None
     for nowhere in (batches, BufferedIterable([1, 2], 1)):
@@ -343,7 +352,7 @@ def packed(config: TrainConfig, data: str = "a", restart_changed: bool = False) 
     return PackedDataset(made(config), settings_that_must_match(config, "t", data), restart_changed)
 
 
-def test_a_checkpoint_of_other_data_or_settings_is_refused_with_every_difference() -> None:
+def test_a_checkpoint_of_other_data_or_settings_is_refused_and_every_difference_is_named() -> None:
     first = packed(scheduled())
     state = first.state_dict(0, True)
     changed = scheduled(packing_strategy="best_fit")
@@ -361,7 +370,7 @@ def test_a_checkpoint_of_other_data_or_settings_is_refused_with_every_difference
         packed(scheduled()).load_state_dict(older)
 
 
-def test_what_does_not_change_batches_may_change() -> None:
+def test_settings_that_do_not_change_batches_may_change() -> None:
     state = packed(scheduled(0, 2)).state_dict(0, True)
     other = scheduled(2, 0)
     other.train_loader.prefetch_factor = 7
@@ -372,7 +381,9 @@ def test_what_does_not_change_batches_may_change() -> None:
     assert not again.is_restarted
 
 
-def test_data_starts_anew_only_where_it_has_changed_and_that_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_changed_data_is_read_from_its_start_only_if_the_user_asks_for_that(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     first = packed(scheduled())
     assert isinstance(first.batches, Lockstep)
     undisturbed = list(itertools.islice(first.batches, 4))

@@ -27,19 +27,19 @@ def writing_a_checkpoint(callback):
     TERM()
     STUCK(3)
 
-def stuck_behind_a_checkpoint(callback):
+def stuck_after_a_checkpoint(callback):
     writing_a_checkpoint(callback)
     callback.before_dataloader(None, None)
     STUCK(20)
 
-def stuck_before_a_batch_behind_a_checkpoint(callback):
+def stuck_before_the_batch_after_a_checkpoint(callback):
     callback._is_due = lambda state, event: True
     assert callback.is_to_save(None, None)
     callback.before_dataloader(None, None)
     TERM()
     STUCK(20)
 
-def closing_behind_the_last_batch(callback):
+def closing_after_the_last_batch(callback):
     TERM()
     assert callback.is_to_save(None, None)
     callback.before_dataloader(None, None)
@@ -51,16 +51,16 @@ def stuck_outside_of_python(callback):
     until = time.monotonic() + 20
     libc = ctypes.CDLL(None)
     while time.monotonic() < until:
-        libc.sleep(20)  # no handler of Python's runs before it returns
+        libc.sleep(20)  # Python runs no handler before it returns
 
 started = {}
 for case in (
     stuck_in_a_batch,
     batch_that_ends,
     writing_a_checkpoint,
-    stuck_behind_a_checkpoint,
-    stuck_before_a_batch_behind_a_checkpoint,
-    closing_behind_the_last_batch,
+    stuck_after_a_checkpoint,
+    stuck_before_the_batch_after_a_checkpoint,
+    closing_after_the_last_batch,
     stuck_outside_of_python,
 ):
     errors = tempfile.TemporaryFile()
@@ -82,12 +82,12 @@ print(json.dumps(found))
 """
 
 
-def test_a_rank_that_is_stuck_ends_and_shows_where_unless_it_writes_a_checkpoint() -> None:
+def test_a_rank_that_is_stuck_ends_and_shows_where_it_is_unless_it_writes_a_checkpoint() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=400, check=True)
     found = json.loads(done.stdout)
-    for name in ("batch_that_ends", "writing_a_checkpoint", "closing_behind_the_last_batch"):
+    for name in ("batch_that_ends", "writing_a_checkpoint", "closing_after_the_last_batch"):
         assert found.pop(name) == [0, ""]
     for name, (code, errors) in found.items():
         assert code == 1, name
         assert "Timeout (0:00:01)!" in errors
-        assert f"in {name}" in errors, "where it was"
+        assert f"in {name}" in errors, "where it is stuck"

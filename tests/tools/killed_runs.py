@@ -1,4 +1,4 @@
-"""Run by itself: `train.py` on two ranks, once in peace and once killed again and again. Prints a JSON line."""
+"""Run by itself: `train.py` on two ranks, once undisturbed and once killed again and again. Prints a JSON line."""
 
 import hashlib
 import json
@@ -28,11 +28,11 @@ KILLS = 20
 INTERVAL = 4
 """Batches between checkpoints."""
 
-CUT_BEHIND, FULL_BEHIND = (5, 11, 16), 8
-"""Kills behind which the last checkpoint is cut off, or the next run finds the disk full."""
+CUT_AFTER, FULL_AFTER = (5, 11, 16), 8
+"""Kills after which the last checkpoint is cut off, or the next run finds the disk full."""
 
 LARGEST_FILE = 2**17
-"""Bytes that a file may have then: more than a journal, less than a checkpoint."""
+"""Bytes that a file may have on a full disk: more than a journal, less than a checkpoint."""
 
 YAML = """
 max_duration: 150ba
@@ -63,7 +63,7 @@ eval_loader: {{mlm_probability: 0.3}}
 
 
 class Journal(PackingMonitor):
-    """Writes down what each rank is fed, before it is trained on: rank, batch, epoch, and a hash of the batch."""
+    """Notes each batch before it is trained on: rank, batch, epoch, and a hash of the batch."""
 
     def batch_start(self, state: State, logger: Logger) -> None:
         super().batch_start(state, logger)
@@ -93,14 +93,14 @@ def write_data(folder: Path) -> None:
 
 
 def start(folder: Path, name: str, disk_is_full: bool = False) -> list[int]:
-    """Two ranks of `train.py`."""
+    """Start two ranks of `train.py`."""
 
     def body(rank: int) -> int:
         os.environ["JOURNAL"] = str(folder / f"{name}.journal")
         output = os.open(folder / f"{name}.out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        if disk_is_full:  # as far as one file goes
+        if disk_is_full:  # for a file above this size
             resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
         run_and_exit(train.main, [str(folder / f"{name}.yaml")], os.getppid())
 
@@ -110,7 +110,7 @@ def start(folder: Path, name: str, disk_is_full: bool = False) -> list[int]:
 
 
 def disturb(pids: list[int], journal: Path, before: int, rng: random.Random) -> str:
-    """Kill at a random moment: while a run starts, or some batches and milliseconds later."""
+    """Kill at a random moment: while the run starts, or some batches and milliseconds later."""
     if rng.random() < 0.15:
         time.sleep(rng.uniform(0.0, 1.5))
     else:
@@ -129,7 +129,7 @@ def disturb(pids: list[int], journal: Path, before: int, rng: random.Random) -> 
 
 
 def cut_off(folder: Path) -> None:
-    """Cut off the last checkpoint, if it is not the only one."""
+    """Cut off the last checkpoint, unless it is the only one."""
     checkpoints = sorted(folder.glob("ep*.pt"), key=lambda path: path.stat().st_mtime)
     if len(checkpoints) > 1:
         os.truncate(checkpoints[-1], checkpoints[-1].stat().st_size - 1)
@@ -148,17 +148,17 @@ def main(folder: Path, seed: str) -> dict[str, Any]:
         before = len(read(journal))
         pids = start(folder, "killed", **more)
         how = disturb(pids, journal, before, rng) if how is None else how
-        # A rank whose partner was killed while both started would wait for it; the launcher would end it.
+        # A rank whose partner was killed while both started would wait for it; Composer's launcher would end it.
         waits_for_ever = "rank" in how and len(read(journal)) == before
         codes = wait_for(pids, 5.0 if waits_for_ever else 200.0)
         attempts.append({"how": how, "codes": codes, "journal": read(journal)[before:]})
 
     for number in range(KILLS):
         attempt(None)
-        if number in CUT_BEHIND:
+        if number in CUT_AFTER:
             cut_off(folder / "killed")
             attempts[-1]["how"] += ", cut off"
-        if number == FULL_BEHIND:
+        if number == FULL_AFTER:
             attempt("disk full", disk_is_full=True)
     for _ in range(2):
         attempt("undisturbed")

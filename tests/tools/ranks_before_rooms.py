@@ -1,8 +1,8 @@
-"""Run by itself: what ranks are fed by a checkpoint and by settings of the flat package. Prints a JSON line.
+"""Run by itself: which batches ranks get from an old checkpoint and from old settings. Prints a JSON line.
 
 `tests/golden/before_rooms` was written by the last commit before the package was divided into rooms:
-`checkpoint.pt.xz` by `train.py` on two ranks after twelve batches, `fed.json` by two ranks and by one that went on from
-there, `batches.json` by `train_batches` over the sources below.
+`checkpoint.pt.xz` by `train.py` on two ranks after twelve batches, `fed.json` by two ranks and by one rank that resumed
+from there, `batches.json` by `train_batches` over the sources below.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from tests.tools.written_sources import VOCAB_SIZE, write_mds, write_tokenizer
 
 RECORDED = ROOT / "tests" / "golden" / "before_rooms"
 COUNT = 50
-"""Batches of each kind."""
+"""Number of batches of each kind."""
 
 
 def write_data(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Run by itself: what ranks are fed that go on where others stopped. Prints a JSON line."""
+"""Run by itself: which batches ranks get when they resume where others stopped. Prints a JSON line."""
 
 import json
 import sys
@@ -26,13 +26,13 @@ from tests.tools.runs import config_of, trainer_of
 COUNT = 700
 VOCABULARY = Vocabulary(1024, 0, 4, range(5))
 STOPS = (5, 12)
-"""Batches behind which checkpoints are written."""
+"""Batches after which checkpoints are written."""
 
 EPOCHS = 3
 
 
 def documents() -> DocumentDataset:
-    """Each says in its tokens which it is. Their lengths are such that ranks drift apart."""
+    """All tokens of a document are its number plus 5. Their lengths are such that ranks drift apart."""
     lengths = np.random.default_rng(5).integers(1, 15, COUNT)
     tokens = np.repeat(np.arange(5, 5 + COUNT), lengths).astype(np.uint16)
     return DocumentDataset(tokens, np.cumsum([0, *lengths]), 16)
@@ -65,7 +65,7 @@ def batches_of(num_workers: int = 0) -> Lockstep:
 
 
 def restored_at_every_step() -> int:
-    """On each rank the rest is what it would have been, from every batch, by the state of all ranks."""
+    """Assert that each rank resumes from every batch as without the stop, by the state of all ranks."""
     dist.initialize_dist("cpu")
     undisturbed, states = [], []
     batches = batches_of()
@@ -85,7 +85,7 @@ def restored_at_every_step() -> int:
 
 
 class Fed(Callback):
-    """The documents that this rank is fed, by batch, and the clock and the schedules there."""
+    """Notes the documents of each batch of this rank, and the clock and the schedules at the batch."""
 
     def __init__(self) -> None:
         self.documents: list[list[int]] = []
@@ -99,7 +99,7 @@ class Fed(Callback):
 
 
 def trained(folder: str, load_path: str | None, max_duration: str) -> dict[str, Any]:
-    """A run, from a checkpoint if one is given: what this rank was fed, and what waits at the end."""
+    """Train, from a checkpoint if one is given. Returns what this rank was fed and what is left at the end."""
     dist.initialize_dist("cpu")
     batches = batches_of()
     data, fed = PackedDataset(batches), Fed()

@@ -1,4 +1,4 @@
-"""The check of everything that goes on from a state: restore at every step, and compare the whole rest."""
+"""The check of everything that resumes from a state: restore at every step, and compare the whole rest."""
 
 import io
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from composer_packing.batch.lockstep import Lockstep
 
 
 def saved_and_read(state: Any) -> Any:
-    """A state as a checkpoint brings it back; it must be plain enough to be read without running any code."""
+    """A state as a checkpoint brings it back. It must be so plain that reading it runs no code."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -19,7 +19,7 @@ def saved_and_read(state: Any) -> Any:
 
 
 def assert_same(one: Any, other: Any) -> None:
-    """That two batches are equal to the bit, or two lists of them."""
+    """Assert that two batches, or two lists of batches, are equal bit for bit."""
     assert type(one) is type(other)
     if isinstance(one, torch.Tensor):
         assert one.dtype == other.dtype
@@ -37,7 +37,7 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def taken(batches: Lockstep, epochs: Sequence[int]) -> tuple[list[tuple[int, Batch]], list[Any]]:
-    """Batches of some epochs, each with the number of its epoch, and the state before the first and behind each."""
+    """The batches of some epochs, each with its epoch; and the states before the first batch and after each."""
     found, states = [], [saved_and_read(batches.state_dict())]
     for epoch in epochs:
         for batch in batches:
@@ -47,15 +47,15 @@ def taken(batches: Lockstep, epochs: Sequence[int]) -> tuple[list[tuple[int, Bat
     return found, states
 
 
-def check_goes_on_from_every_batch(make: Callable[[], Lockstep], epochs: int = 2) -> list[tuple[int, Batch]]:
-    """Stop behind every batch of some epochs, and see that what comes is to the bit what would have come.
+def check_resumes_from_every_batch(make: Callable[[], Lockstep], epochs: int = 2) -> list[tuple[int, Batch]]:
+    """Stop after every batch of some epochs, and check that the rest is the same as without the stop, bit for bit.
 
     Args:
-        make: makes the batches of a run anew, as a process does that has just started.
-        epochs: how many.
+        make: makes the batches of a run, as a process does that has just started.
+        epochs: number of epochs.
 
     Returns:
-        The batches, each with the number of its epoch.
+        The batches, each with its epoch.
     """
     undisturbed, states = taken(make(), range(epochs))
     assert len(undisturbed) > epochs
