@@ -1,4 +1,4 @@
-"""The command `python -m composer_packing.prepare`; see `data.prepare.command`."""
+"""The command `python -m composer_packing.prepare`. Its code is in `data.prepare.command`."""
 
 import sys
 

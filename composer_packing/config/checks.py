@@ -9,11 +9,8 @@ from composer_packing.config.schedules import check_schedules
 from composer_packing.config.schema import EvalLoaderConfig, TrainConfig
 from composer_packing.config.sources import (
     BYTES_DTYPES,
-    DOCUMENT_PER,
-    ON_ERROR,
     DocsConfig,
     MdsConfig,
-    PlainTextConfig,
     StreamingConfig,
     TextsConfig,
 )
@@ -66,9 +63,10 @@ def _check_data(config: TrainConfig) -> None:
             f"data: names {len(sources)} sources{': ' * bool(sources)}{', '.join(sources)}; it must be one of {known}"
         )
     ((kind, source),) = sources.items()
-    if config.objective == Objective.SFT and kind != "docs":
+    if config.objective == Objective.SFT and kind not in ("docs", "mds"):
         raise ConfigError(
-            f"objective=sft: data.{kind} has no examples with a response; examples/fine_tune.py trains on your own"
+            f"objective=sft: data.{kind} has no loss masks; prepare examples by python -m composer_packing.prepare "
+            f"--examples, and give their folder as data.mds"
         )
     if isinstance(source, DocsConfig) and not SMALLEST_VOCAB <= source.vocab_size <= config.model.vocab_size:
         raise ConfigError(
@@ -78,12 +76,10 @@ def _check_data(config: TrainConfig) -> None:
     if isinstance(source, TextsConfig):
         if not source.train or source.val == []:
             raise ConfigError(f"data.{kind}.{'val' if source.train else 'train'}=[]: give at least one file or folder")
-        if not 0 < source.val_share < 1:
-            raise ConfigError(f"data.{kind}.val_share={source.val_share}: must lie above 0 and below 1")
-        if source.on_error not in ON_ERROR:
-            raise ConfigError(f"data.{kind}.on_error={source.on_error}: must be stop or skip")
-    if isinstance(source, PlainTextConfig) and source.document_per not in DOCUMENT_PER:
-        raise ConfigError(f"data.text.document_per={source.document_per}: must be file or blank_line")
+        try:
+            source.prepare_config()
+        except ConfigError as error:
+            raise ConfigError(f"data.{kind}.{error}") from error
     if isinstance(source, (MdsConfig, StreamingConfig)) and source.bytes_dtype not in BYTES_DTYPES:
         raise ConfigError(
             f"data.{kind}.bytes_dtype={source.bytes_dtype}: must be an integer type, one of {', '.join(BYTES_DTYPES)}"

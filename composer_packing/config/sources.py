@@ -6,12 +6,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from composer_packing.common.resume import Resume, key
-
-ON_ERROR = ("stop", "skip")
-"""What becomes of a record that cannot be read."""
-
-DOCUMENT_PER = ("file", "blank_line")
-"""What a document of plain text is."""
+from composer_packing.config.prepare import PrepareConfig
 
 BYTES_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 """Types that the ids in a column of bytes may have."""
@@ -44,9 +39,18 @@ class TextsConfig:
 
     train: list[str] = key(MISSING, Resume.FINGERPRINT)
     val: list[str] | None = key(None, Resume.FINGERPRINT)
-    val_share: float = key(0.01, Resume.FINGERPRINT)
+    val_share: float = key(PrepareConfig.val_share, Resume.FINGERPRINT)
     tokenizer: str = key(MISSING, Resume.FINGERPRINT)
-    on_error: str = key("stop", Resume.FINGERPRINT)
+    on_error: str = key(PrepareConfig.on_error, Resume.FINGERPRINT)
+
+    def prepare_config(self) -> PrepareConfig:
+        """Settings by which the texts are copied into shards.
+
+        Raises:
+            ConfigError: a value is not allowed.
+        """
+        names = {setting.name for setting in fields(PrepareConfig)} & {setting.name for setting in fields(self)}
+        return PrepareConfig(**{name: getattr(self, name) for name in names})
 
 
 @dataclass
@@ -57,7 +61,7 @@ class PlainTextConfig(TextsConfig):
         document_per: a document is a file, or what lies between blank lines (blank_line).
     """
 
-    document_per: str = key("file", Resume.FINGERPRINT)
+    document_per: str = key(PrepareConfig.document_per, Resume.FINGERPRINT)
 
 
 @dataclass
@@ -68,7 +72,7 @@ class RecordsConfig(TextsConfig):
         text_field: the field, or column, with the text.
     """
 
-    text_field: str = key("text", Resume.FINGERPRINT)
+    text_field: str = key(PrepareConfig.text_field, Resume.FINGERPRINT)
 
 
 @dataclass
@@ -160,6 +164,6 @@ class DataConfig:
 
     @property
     def sources(self) -> dict[str, Any]:
-        """The sources that are given, by their keys; `config_check` sees to it that it is one."""
+        """The sources that are given, by their keys; `checks` makes sure that there is one."""
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "cache_folder"}
         return {name: source for name, source in given.items() if source is not None}

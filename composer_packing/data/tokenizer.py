@@ -44,13 +44,14 @@ class TextTokenizer:
             mask, the padding and so on.
 
     Attributes:
+        named: the tokenizer as given.
         vocabulary: size of the vocabulary, and special ids.
         text: JSON of `tokenizer.json` and of the names of the special tokens.
         fingerprint: of `text`, 16 hexadecimal digits. Checkpoints and prepared data hold the value.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._named = tokenizer
+        self.named = tokenizer
         self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -101,7 +102,7 @@ class TextTokenizer:
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer into a folder, from which `load_tokenizer` reads it."""
-        self._named.save_pretrained(folder)
+        self.named.save_pretrained(folder)
 
 
 def load_tokenizer(name_or_folder: str) -> TextTokenizer:

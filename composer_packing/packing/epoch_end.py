@@ -71,9 +71,9 @@ def check_epoch_end(
     """
     account, carries = end.account, policies.tail is Tail.CARRY
     num_over_long, num_without_targets = account.over_long_documents, account.documents_without_targets
-    # This rank alone may have got such documents, and others in the next epoch.
-    may_get_others = carries and has_other_ranks
-    if (num_over_long or num_without_targets) and end.num_added == 0 and not may_get_others:
+    # This rank alone may have got such documents, while other ranks, or this one in the next epoch, get others.
+    are_all = policies.tail is Tail.DROP or not has_other_ranks
+    if (num_over_long or num_without_targets) and end.num_added == 0 and are_all:
         raise ValueError(
             f"epoch {end.epoch}: every document was dropped: {num_over_long} are longer than a row of {row_len}, and "
             f"of {num_without_targets} a row would hold no token to learn; use longer rows, another over_long policy "

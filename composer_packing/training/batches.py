@@ -136,6 +136,6 @@ def make_packer(
         mask_prob=mask_prob,
         keyed_masking=keyed_masking,
     )
-    policies = DocumentPolicies(tail, OverLong.ERROR if config.objective == Objective.SFT else OverLong.SPLIT)
+    policies = DocumentPolicies(tail, OverLong.TRUNCATE if config.objective == Objective.SFT else OverLong.SPLIT)
     packer = PACKERS[PackingStrategy(config.train_loader.packing_strategy)]
     return packer(source, shape, labels, schedules or ScheduleSettings(world_size=dist.get_world_size()), policies)

@@ -34,12 +34,16 @@ def eval_batches(documents: Documents, config: TrainConfig, vocabulary: Vocabula
         vocabulary: of their tokenizer.
 
     Raises:
-        ConfigError: no token is a target on any rank.
+        ConfigError: no token is a target on any rank, or the packer refuses the documents.
     """
     source = _source_batches(documents, config)
     packer = make_packer(source, config, vocabulary, config.eval_loader.mlm_probability, EVAL_SEED, Tail.EMIT)
-    batches = [with_counts(batch) for batch in packer]
-    assert packer.token_account.read == packer.token_account.emitted
+    try:
+        batches = [with_counts(batch) for batch in packer]
+    except ValueError as error:
+        raise ConfigError(f"held-out documents: {error}") from error
+    account = packer.token_account
+    assert account.read == account.emitted + account.truncated + account.without_targets
     targets = sum(get_num_targets_in_packed_batch(batch) for batch in batches)
     of_all_ranks = dist.all_gather_object((len(batches), targets))
     if not any(targets for _, targets in of_all_ranks):

@@ -8,7 +8,7 @@ from torch import nn
 from composer_packing.common.addresses import is_address
 from composer_packing.common.durations import UNITS, Duration, parse_duration
 from composer_packing.config.schema import TrainConfig
-from composer_packing.data.open_source import Source, Split
+from composer_packing.data.open_source import Split, TrainingData
 from composer_packing.model.attention import describe_attention
 from composer_packing.packing.options import Objective
 from composer_packing.training.monitor import RunSummary
@@ -16,7 +16,7 @@ from composer_packing.training.monitor import RunSummary
 
 def start_lines(
     config: TrainConfig,
-    data: Source,
+    data: TrainingData,
     model: nn.Module,
     device: str,
     precision: str,

@@ -14,10 +14,11 @@ from composer_packing.checkpointing.identity import RunIdentity
 from composer_packing.checkpointing.packed_dataset import PackedDataset, settings_that_must_match
 from composer_packing.checkpointing.resumption import Resumption
 from composer_packing.checkpointing.run_folder import RunFolder, check_save_folder
+from composer_packing.checkpointing.saving import checkpoint_arguments, find_last_saved, shorten_save_errors
 from composer_packing.checkpointing.sigterm import EXIT_CODE, StopAtSigterm, UntilStopped
 from composer_packing.common.errors import ConfigError
 from composer_packing.config.schema import TrainConfig
-from composer_packing.data.open_source import Source, open_source
+from composer_packing.data.open_source import TrainingData, open_source
 from composer_packing.packing.options import Objective
 from composer_packing.training.batches import train_batches
 from composer_packing.training.composer_model import PackedLanguageModel
@@ -45,7 +46,7 @@ def train(config: TrainConfig) -> int:
     folder = RunFolder(config)
     config, checkpoint = folder.config, folder.read_checkpoint()
     if checkpoint is not None and checkpoint.is_end_of(config):
-        print_on_first_rank(finished_line(config, folder.goes_on))
+        print_on_first_rank(finished_line(config, folder.resumes_own_run))
         return 0
     data = open_source(config)
     if checkpoint is not None:
@@ -57,9 +58,9 @@ def train(config: TrainConfig) -> int:
         )
         loss_before = evaluate(run.trainer) if run.clock.batch.value == 0 or run.stopping.owes_evaluation else None
         if run.clock >= config.max_duration:  # the evaluation was all that was left to do
-            print_on_first_rank(finished_line(config, folder.goes_on, loss_before))
+            print_on_first_rank(finished_line(config, folder.resumes_own_run, loss_before))
             return 0
-        with contextlib.suppress(Stopped), folder.errors_in_a_line():
+        with contextlib.suppress(Stopped), shorten_save_errors(config):
             run.trainer.fit()
     finally:
         run.close()
@@ -118,7 +119,7 @@ def prepare_process(config: TrainConfig) -> tuple[str, str]:
     return device.name, precision
 
 
-def build_run(config: TrainConfig, folder: RunFolder, data: Source, device: str, precision: str) -> Run:
+def build_run(config: TrainConfig, folder: RunFolder, data: TrainingData, device: str, precision: str) -> Run:
     """Build batches, model, callbacks and trainer; the trainer loads the checkpoint, if there is one.
 
     Args:
@@ -157,7 +158,7 @@ def build_run(config: TrainConfig, folder: RunFolder, data: Source, device: str,
         callbacks=[monitor, RunIdentity(tokenizer.text, config), Resumption(packed), stopping],
         loggers=[IntervalConsoleLogger(config.console_log_interval)] if config.log_to_console else [],
         progress_bar=config.progress_bar,
-        **folder.trainer_settings(stopping),
+        **checkpoint_arguments(config, stopping.is_to_save),
     )
     return Run(config, model, batches, held_out, stopping, monitor, trainer)
 
@@ -170,7 +171,7 @@ def report_end(run: Run, folder: RunFolder, loss_before: float | None) -> int:
         folder: where its checkpoints are.
         loss_before: evaluation loss before the fit, in nats per target; None if the run resumed without an evaluation.
     """
-    last = folder.last_written(run.trainer.saved_checkpoints, run.trainer.state.run_name)
+    last = find_last_saved(run.config, run.trainer.saved_checkpoints, run.trainer.state.run_name)
     if run.clock < run.config.max_duration or run.held_out.was_broken_off:
         print_on_first_rank(stopped_line(run.config, run.clock.batch.value, last))
         return EXIT_CODE

@@ -15,9 +15,9 @@ from composer_packing.batch.contract import Batch
 from composer_packing.batch.lockstep import Lockstep
 from composer_packing.checkpointing.packed_dataset import PackedDataset
 from composer_packing.common.errors import ConfigError
-from composer_packing.data.array_documents import DocumentDataset
 from composer_packing.data.document_loader import DocumentLoader
 from composer_packing.data.share_sampler import WHOLE_SHARE, EarlierDeal, ShareSampler
+from tests.tools.array_documents import DocumentDataset
 from tests.tools.packers import new_packer
 from tests.tools.ranks_resuming import COUNT, EPOCHS, STOPS
 from tests.tools.reference import originals

@@ -28,11 +28,11 @@ from composer_packing.checkpointing.packed_dataset import PackedDataset, setting
 from composer_packing.common.errors import ConfigError
 from composer_packing.config.schema import TrainConfig, TrainLoaderConfig
 from composer_packing.config.sources import DataConfig
-from composer_packing.data.array_documents import DocumentDataset
-from composer_packing.data.open_source import Source, open_source
+from composer_packing.data.open_source import TrainingData, open_source
 from composer_packing.packing.source_batch import FlatSourceBatch
 from composer_packing.training.batches import train_batches
 from composer_packing.training.dataspec import packed_dataspec
+from tests.tools.array_documents import DocumentDataset
 from tests.tools.numbered import Numbered
 from tests.tools.packers import new_packer
 from tests.tools.reference import masked_documents
@@ -83,7 +83,7 @@ def test_a_run_goes_on_from_every_batch_as_if_nothing_had_been(num_workers: int,
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
+def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingData]:
     """The source of each kind, opened once."""
     folder = tmp_path_factory.mktemp("written")
     write_all(folder)
@@ -91,7 +91,9 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
 
 
 @pytest.mark.parametrize(("kind", "how"), list(zip(KINDS, itertools.cycle(HOW), strict=False)))
-def test_every_source_goes_on_from_every_batch(kind: str, how: tuple[int, int], opened: dict[str, Source]) -> None:
+def test_every_source_goes_on_from_every_batch(
+    kind: str, how: tuple[int, int], opened: dict[str, TrainingData]
+) -> None:
     num_workers, depth = how
     source = opened[kind]
     config = run_over(DataConfig(), num_workers, device_train_microbatch_size=1)
@@ -400,7 +402,7 @@ def test_the_fingerprint_of_documents_follows_their_content() -> None:
     assert documents.fingerprint != documents_of(59).fingerprint
 
 
-def test_every_source_has_a_fingerprint_of_its_own(opened: dict[str, Source]) -> None:
+def test_every_source_has_a_fingerprint_of_its_own(opened: dict[str, TrainingData]) -> None:
     found = {kind: opened[kind].train.documents.fingerprint for kind in KINDS}
     assert all(len(fingerprint) == 16 for fingerprint in found.values())
     assert found["mds"] != found["mds of ModernBERT"]

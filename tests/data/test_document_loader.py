@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from composer_packing.common.errors import ConfigError
 from composer_packing.config.schema import TrainLoaderConfig
-from composer_packing.data.array_documents import DocumentDataset
 from composer_packing.data.document_loader import MAX_TEXT_WORKERS, DocumentLoader, choose_num_workers
 from composer_packing.data.share_sampler import ShareSampler
 from composer_packing.packing.source_batch import FlatSourceBatch
 from composer_packing.training.batches import train_batches
+from tests.tools.array_documents import DocumentDataset
 from tests.tools.runs import VOCABULARY, config_of, documents_of, read_as
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import json
 import shutil
 from collections import Counter
@@ -147,7 +148,7 @@ def of_records(kind: str, *train: str, **more: Any) -> dict[str, Any]:
 WRONG = {
     "data.mds.folder=nope: there is no such folder; give one that holds the splits": of_mds("nope"),
     "ours/test: there is no such folder": of_mds("ours", val="test"),
-    "data.mds.tokenizer: there is none beside the data, in ours/tokenizer, so that it must": of_mds("ours", None),
+    "data.mds.tokenizer: must be given, as there is none next to the data, in ours/tokenizer": of_mds("ours", None),
     "tokenizer=/nowhere: there is no such folder; give a folder that save_pretrained wrote": of_mds("ours", "/nowhere"),
     "tokenizer=train.jsonl: there is no such folder": of_mds("ours", "train.jsonl"),
     "tokenizer=ours: cannot be read": of_mds("ours", "ours"),
@@ -179,7 +180,7 @@ WRONG = {
     "/z/train is a folder of stream a too": of_streams(
         a={"remote": "first", "local": "z"}, b={"remote": "second", "local": "z"}
     ),
-    "fewer/val: lists 12 documents, and stats.json beside it says 11; prepare it again": of_mds("fewer", None),
+    "fewer/val: lists 12 documents, but stats.json next to it says 11; prepare the data again": of_mds("fewer", None),
     "odd/stats.json: has no counts of train (TypeError": of_mds("odd", None),
     "twice/train/index.json: cannot be used (ValueError: a shard is listed twice)": of_mds("twice"),
     "file/train: cannot be used (Not a directory); give another": of_streams(a={"remote": "first", "local": "file"}),
@@ -189,7 +190,9 @@ WRONG = {
     "data.streaming.tokenizer: prepared was made with another": of_streams(None, a={"local": "prepared"}),
     "data.streaming.tokenizer: prepared was made": of_streams(None, a={"remote": "prepared"}),
     "tokenizer: prepared was made with another": of_streams(a={"local": "ours"}, b={"local": "prepared"}),
-    "data.streaming.tokenizer: there is none beside the data, in cache/stream-": of_streams(None, a={"remote": "ours"}),
+    "data.streaming.tokenizer: must be given, as there is none next to the data, in cache/stream-": of_streams(
+        None, a={"remote": "ours"}
+    ),
     "data.streaming.cache_limit=big: must be a size": of_streams(a={"local": "ours"}, cache_limit="big"),
     "input_ids has dtype float32; it must hold integers": of_streams(a={"local": "floats"}),
     "no.jsonl: does not exist; give files (.jsonl": of_records("jsonl", "no.jsonl"),
@@ -197,7 +200,7 @@ WRONG = {
     "train.jsonl: is given for training and for evaluation": of_records(
         "jsonl", "train.jsonl", val=["train.jsonl"], text_field="content"
     ),
-    "train.jsonl: is of a kind that is not read here": of_records("parquet", "train.jsonl"),
+    "train.jsonl: is of another kind; give files (.parquet)": of_records("parquet", "train.jsonl"),
     "val: there is no document; raise val_share": of_records(
         "jsonl", "train.jsonl", text_field="content", val_share=1e-6
     ),
@@ -225,7 +228,7 @@ def test_what_is_wrong_is_said_in_one_line_before_the_first_batch(
 
 def test_a_tokenizer_larger_than_the_model_is_an_error(written: Path) -> None:
     config = run_over(sources(written)["mds"])
-    with pytest.raises(ConfigError, match=r"model.vocab_size=100: must be at least 320, the words of the tokenizer"):
+    with pytest.raises(ConfigError, match=r"model.vocab_size=100: must be at least 320, the entries of the tokenizer"):
         open_source(dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=100)))
 
 
@@ -263,6 +266,98 @@ def test_documents_longer_than_max_seq_len_come_in_pieces_and_no_token_is_lost(w
         assert pieces == sum(-(-len(ids) // 8) for ids, text in by_ids.items() if text in HELD_OUT)
         tokens = sum(sum(batch["num_tokens"]) for batch in batches)
         assert tokens == sum(len(ids) for ids, text in by_ids.items() if text in HELD_OUT)
+
+
+EXAMPLES = [
+    ([5, 6, 7, 8], [0, 0, 1, 1]),
+    ([9, 10], [1, 1]),
+    ([11] * 20 + [12], [0] * 20 + [1]),
+    ([13, 14] * 9, [1, 0] * 9),
+]
+"""Ids and loss masks. With 16 tokens nothing is left to learn in the third; the fourth is longer too."""
+
+
+def write_examples(folder: Path, split: str, examples: list[tuple[list[int], list[int]]], dtype: str = "uint8") -> None:
+    columns = {"input_ids": "ndarray:uint16", "loss_mask": f"ndarray:{dtype}"}
+    samples = [{"input_ids": np.array(ids, np.uint16), "loss_mask": np.array(mask, dtype)} for ids, mask in examples]
+    write_mds(folder / split, columns, samples)
+
+
+def targets_of(examples: list[tuple[list[int], list[int]]]) -> list[list[int]]:
+    """What is to be learned of each example that comes into batches of 16 tokens."""
+    cut = [list(zip(ids[1:16], mask[1:16], strict=True)) for ids, mask in examples]
+    return sorted(targets for one in cut if (targets := [token for token, is_target in one if is_target]))
+
+
+def targets_in(batches: Any) -> list[list[int]]:
+    found = []
+    for batch in batches:
+        for labels, ends in zip(batch["labels"], batch["cu_seqlens"], strict=True):
+            segments = (labels[start:end] for start, end in itertools.pairwise(ends))
+            found += [targets for one in segments if (targets := one[one != -100].tolist())]
+    return sorted(found)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int64"])
+def test_examples_in_shards_are_fine_tuned_on_where_their_loss_mask_says(
+    written: Path, tmp_path: Path, dtype: str
+) -> None:
+    write_examples(tmp_path, "train", EXAMPLES * 20, dtype)
+    write_examples(tmp_path, "val", EXAMPLES, dtype)
+    data = DataConfig(**of_mds(str(tmp_path), f"{written}/tokenizer"))
+    config = run_over(data, objective="sft", max_seq_len=16)
+    opened = open_source(config)
+    assert opened.train.summary == "80 examples, about 900 tokens; those longer than 16 cut"
+    vocabulary = opened.tokenizer.vocabulary
+    assert targets_in(eval_batches(opened.val.documents, config, vocabulary)) == targets_of(EXAMPLES)
+    batches = train_batches(opened.train.documents, config, vocabulary)
+    found = targets_in([*batches, *batches])
+    batches.close()
+    assert {tuple(one) for one in found} == {tuple(one) for one in targets_of(EXAMPLES)}
+    assert len(found) > 1.5 * 3 * 20
+
+
+def test_the_loss_masks_of_shards_are_ignored_by_other_objectives_and_the_run_says_so(
+    written: Path, tmp_path: Path
+) -> None:
+    for split in ("train", "val"):
+        write_examples(tmp_path, split, EXAMPLES)
+    data = DataConfig(**of_mds(str(tmp_path), f"{written}/tokenizer"))
+    config = run_over(data, objective="causal")
+    opened = open_source(config)
+    assert opened.train.summary.endswith("come in pieces; objective=causal ignores their loss masks")
+    held_out = originals(eval_batches(opened.val.documents, config, opened.tokenizer.vocabulary))
+    assert sorted(map(len, held_out)) == sorted(len(ids) for ids, _ in EXAMPLES)
+    fingerprint = opened.train.documents.fingerprint
+    assert open_source(run_over(data, objective="sft")).train.documents.fingerprint == fingerprint
+
+
+def test_what_is_wrong_with_loss_masks_is_one_line(written: Path, tmp_path: Path) -> None:
+    tokenizer = f"{written}/tokenizer"
+
+    def error_of(folder: Path) -> str:
+        config = run_over(DataConfig(**of_mds(str(folder), tokenizer)), objective="sft")
+        with pytest.raises(ConfigError) as caught:
+            eval_batches((data := open_source(config)).val.documents, config, data.tokenizer.vocabulary)
+        assert "\n" not in str(caught.value)
+        return str(caught.value).replace(str(folder), "")
+
+    cure = "prepare examples by python -m composer_packing.prepare --examples"
+    needs = "and objective=sft needs ids with loss masks"
+    assert error_of(written / "ours") == f"/train: there is no column loss_mask, {needs}; {cure}"
+    assert error_of(written / "texts") == f"/train: text holds texts, {needs}; {cure}"
+    for name, example, error in (
+        (
+            "short",
+            ([5, 6, 7], [0, 1]),
+            "/train: loss_mask of sample 0 has 2 values for 3 tokens; write the shards again",
+        ),
+        ("two", ([5, 6, 7], [0, 1, 2]), "/train: loss_mask holds other values than 0 and 1; write the shards again"),
+        ("none", ([5, 6, 7], [1, 0, 0]), "documents to evaluate on: epoch 0: every document was dropped: 0 are longer"),
+    ):
+        for split in ("train", "val"):
+            write_examples(tmp_path / name, split, [example] * 3)
+        assert error_of(tmp_path / name).startswith(error)
 
 
 def test_evaluation_takes_so_many_documents_evenly(written: Path) -> None:

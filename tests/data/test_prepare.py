@@ -26,13 +26,17 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from transformers import PreTrainedTokenizerFast
 
 from composer_packing.common.errors import ConfigError
+from composer_packing.config.prepare import PrepareConfig
+from composer_packing.data.chat_examples import ExampleTokenizer
 from composer_packing.data.prepare import command as prepare
-from composer_packing.data.prepare import tokenize_records as chunks_module
+from composer_packing.data.prepare import tokenize_records
 from composer_packing.data.prepare.files import check_apart
 from composer_packing.data.prepare.ordered_pool import UNDER_WAY, map_in_order
-from composer_packing.data.prepare.pipeline import Preparing, write_shards
+from composer_packing.data.prepare.pipeline import write_shards
 from composer_packing.data.prepare.record_text import held_out
-from composer_packing.data.prepare.shard_writer import encode_sample
+from composer_packing.data.prepare.records import Raw
+from composer_packing.data.prepare.shard_writer import encode_array, encode_sample
+from composer_packing.data.prepare.tokenize_records import RecordGroup, RecordTokenizer
 from composer_packing.data.prepare.tokenizer_sample import sample_texts
 from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, load_tokenizer, train_tokenizer
 
@@ -110,15 +114,15 @@ ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="
 
 @settings(max_examples=50)
 @given(st.lists(ANY_TEXT, max_size=30), st.integers(1, 7), st.integers(0, 60))
-def test_any_texts_come_back_in_order_from_ids_and_from_copies_whatever_the_chunks(
+def test_any_texts_come_back_in_order_from_ids_and_from_copies_however_records_are_grouped(
     tmp_path_factory: pytest.TempPathFactory, tokenizer: TextTokenizer, texts: list[str], records: int, size: int
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
     texts = [*texts, *DOCUMENTS[:30]]
-    file, how = jsonl(folder / "a.jsonl", texts), Preparing(val_share=0.3, processes=1)
+    file, how = jsonl(folder / "a.jsonl", texts), PrepareConfig(val_share=0.3, processes=1)
     (folder / "ids").mkdir()
     (folder / "texts").mkdir()
-    with mock.patch.object(chunks_module, "RECORDS", records), mock.patch.object(chunks_module, "BLOCK", size):
+    with mock.patch.object(tokenize_records, "RECORDS", records), mock.patch.object(tokenize_records, "BLOCK", size):
         ids_stats = write_shards(folder / "ids", [file], [], how, tokenizer)
         stats = write_shards(folder / "texts", [file], [], how, None)
     for split in ("train", "val"):
@@ -142,36 +146,219 @@ LONG = words(3, 4, 5, 8, 9)  # 5, 6, 7, 10 and 11 tokens; 6 have room for 4 word
 @pytest.mark.parametrize(
     ("how", "lengths", "long"),
     [
-        ({}, [5, 6, 7, 10, 11], (0, 0, 0)),
-        ({"long": "cut", "max_seq_len": 6}, [5, 6, 6, 6, 6], (3, 1 + 4 + 5, 0)),
-        ({"long": "chunk", "max_seq_len": 6}, [5, 6, 6, 3, 6, 6, 6, 6, 3], (3, 0, 2 + 2 + 3)),
+        ({}, [5, 6, 7, 10, 11], (0, 0)),
+        ({"long": "cut", "max_seq_len": 6}, [5, 6, 6, 6, 6], (3, 1 + 4 + 5)),
+        ({"long": "chunk", "max_seq_len": 6}, [5, 6, 6, 3, 6, 6, 6, 6, 3], (3, 0)),
+        ({"long": "split", "max_seq_len": 6}, [5, 6, 6, 1, 6, 4, 6, 5], (3, 0)),
     ],
 )
-def test_long_documents_are_kept_cut_or_chunked_and_counted(
+def test_long_documents_are_kept_cut_chunked_or_split_and_counted(
     tmp_path: Path, new_folder: Callable[[], Path], how: dict[str, Any], lengths: list[int], long: tuple[int, ...]
 ) -> None:
     train, val = jsonl(tmp_path / "train.jsonl", LONG), jsonl(tmp_path / "val.jsonl", words(1))
     folder = new_folder()
-    stats = write_shards(folder, [train], [val], Preparing(processes=1, **how), word_tokenizer())
+    stats = write_shards(folder, [train], [val], PrepareConfig(processes=1, **how), word_tokenizer())
     ids = [sample["input_ids"].tolist() for sample in samples(folder / "train")]
     assert list(map(len, ids)) == lengths
-    assert all((one[0], one[-1]) == (2, 3) and not {2, 3} & set(one[1:-1]) for one in ids)
-    whole = [token for text in LONG for token in word_tokenizer()([text])[0].tolist()[1:-1]]
-    if how.get("long") != "cut":
-        assert [token for one in ids for token in one[1:-1]] == whole
-    assert tuple(stats["long"][name] for name in ("documents", "tokens_cut_off", "chunks")) == long
+    whole = [token for text in LONG for token in word_tokenizer()([text])[0].tolist()]
+    if how.get("long") == "split":
+        assert [token for one in ids for token in one] == whole
+    else:
+        assert all((one[0], one[-1]) == (2, 3) and not {2, 3} & set(one[1:-1]) for one in ids)
+        words_of_all = [token for token in whole if token not in (2, 3)]
+        assert how.get("long") == "cut" or [token for one in ids for token in one[1:-1]] == words_of_all
+    assert tuple(stats["train"][name] for name in ("long", "tokens_cut_off")) == long
+    assert (stats["train"]["given"], stats["val"]["given"], stats["train"]["dropped"]) == (5, 1, 0)
+    assert {stats["val"][name] for name in ("long", "tokens_cut_off", "dropped")} == {0}
     assert stats["train"]["tokens"] == sum(lengths)
     assert stats["train"]["longest"] == max(lengths)
     assert stats["train"]["lengths"] == {
-        str(bound): count for bound in (4, 8, 16) if (count := sum(bound // 2 < length <= bound for length in lengths))
+        str(bound): count
+        for bound in (1, 2, 4, 8, 16)
+        if (count := sum(bound // 2 < length <= bound for length in lengths))
     }
     assert stats["val"]["documents"] == 1
+
+
+@given(st.lists(st.integers(1, 30), max_size=12), st.integers(3, 12))
+def test_a_text_of_any_length_is_split_and_no_token_is_lost(counts: list[int], max_seq_len: int) -> None:
+    how, tokenizer = PrepareConfig(processes=1, long="split", max_seq_len=max_seq_len), word_tokenizer()
+    raws = [Raw("a.txt", 1, "file", text.encode()) for text in words(*counts)]
+    made = RecordTokenizer(how, tokenizer)(RecordGroup([*raws], 0.5, 0))
+    tokens, lengths = tokenizer(words(*counts))
+    assert made.data.tolist() == tokens.tolist()
+    pieces = [[min(max_seq_len, length - at) for at in range(0, length, max_seq_len)] for length in lengths.tolist()]
+    assert made.lengths.tolist() == list(itertools.chain(*pieces))
+    in_val = [held_out(text, 0.5) for text in words(*counts)]
+    assert made.held_out.tolist() == [is_val for is_val, some in zip(in_val, pieces, strict=True) for _ in some]
+    for split, is_val in (("train", False), ("val", True)):
+        of_split = [length for length, one in zip(lengths.tolist(), in_val, strict=True) if one == is_val]
+        assert made.counts[split]["given"] == len(of_split)
+        assert made.counts[split]["long"] == sum(length > max_seq_len for length in of_split)
+
+
+EXAMPLES: list[dict[str, Any]] = [
+    {"prompt": "w1 w2 ", "response": "w3"},
+    {"messages": [{"role": "user", "content": "w4"}, {"role": "assistant", "content": "w5 w6"}]},
+    {"prompt": "w7", "response": "", "note": "nothing is to be learned here"},
+    {"prompt": "w8 " * 30, "response": "w9"},
+    {"prompt": "w8 ", "response": "w9 " * 30},
+]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=9), st.sampled_from([None, *range(3, 12)]))
+def test_examples_of_any_length_are_cut_and_dropped_if_nothing_is_to_be_learned(
+    sizes: list[tuple[int, int]], max_seq_len: int | None
+) -> None:
+    examples = [{"prompt": "w1 " * prompt, "response": "w2 " * response} for prompt, response in sizes]
+    long = "keep" if max_seq_len is None else "cut"
+    how = PrepareConfig(examples=True, processes=1, long=long, max_seq_len=max_seq_len)
+    raws = [Raw("a.jsonl", 1, "jsonl", json.dumps(example).encode()) for example in examples]
+    made = RecordTokenizer(how, word_tokenizer())(RecordGroup([*raws], 0.5, 0))
+    whole = ExampleTokenizer(word_tokenizer().named)(examples)
+    cut = [(one["input_ids"].tolist()[:max_seq_len], one["loss_mask"].tolist()[:max_seq_len]) for one in whole]
+    kept = [(ids, mask) for ids, mask in cut if any(mask[1:])]
+    assert made.loss_mask is not None
+    assert made.data.tolist() == [token for ids, _ in kept for token in ids]
+    assert made.loss_mask.tolist() == [value for _, mask in kept for value in mask]
+    assert made.lengths.tolist() == [len(ids) for ids, _ in kept]
+    total = made.counts["train"] + made.counts["val"]
+    limit = max_seq_len or 10**9
+    assert (total["given"], total["dropped"]) == (len(examples), len(examples) - len(kept))
+    assert total["long"] == sum(len(one["input_ids"]) > limit for one in whole)
+    excess = [len(one["input_ids"]) - limit for one, (_, mask) in zip(whole, cut, strict=True) if any(mask[1:])]
+    assert total["tokens_cut_off"] == sum(tokens for tokens in excess if tokens > 0)
+    assert len(made.held_out) == len(kept)
+
+
+def test_examples_of_every_format_give_the_same_ids_and_loss_masks(
+    tmp_path: Path, command: Callable[..., Any], tokenizer_folder: str
+) -> None:
+    import datasets
+    import pyarrow
+    from pyarrow import parquet
+
+    chats = [example for example in EXAMPLES if "messages" in example]
+    jsonl_file = tmp_path / "a.jsonl"
+    jsonl_file.write_text("".join(json.dumps(example) + "\n" for example in chats * 3))
+    parquet.write_table(pyarrow.Table.from_pylist([*chats * 3]), tmp_path / "a.parquet")
+    datasets.Dataset.from_list([*chats * 3]).save_to_disk(str(tmp_path / "a"))
+    expected = ExampleTokenizer(load_tokenizer(tokenizer_folder).named)(chats * 3)
+    val = tmp_path / "val.jsonl"
+    val.write_text(json.dumps(EXAMPLES[0]) + "\n")
+    for name in ("a.jsonl", "a.parquet", "a"):
+        out = tmp_path / f"out-{name}"
+        assert command(tmp_path / name, "--examples", "--val", val, "--out", out)[0] == 0
+        found = samples(out / "train")
+        assert [one["input_ids"].tolist() for one in found] == [one["input_ids"].tolist() for one in expected]
+        assert [one["loss_mask"].tolist() for one in found] == [one["loss_mask"].tolist() for one in expected]
+        assert {one["loss_mask"].dtype for one in found} == {np.dtype(np.uint8)}
+        assert len(samples(out / "val")) == 1
+
+
+def test_the_command_counts_examples_that_are_cut_and_dropped(tmp_path: Path, command: Callable[..., Any]) -> None:
+    file, val, out = tmp_path / "a.jsonl", tmp_path / "val.jsonl", tmp_path / "out"
+    file.write_text("".join(json.dumps(example) + "\n" for example in EXAMPLES))
+    val.write_text(json.dumps(EXAMPLES[0]) + "\n")
+    code, printed, _ = command(file, "--examples", "--val", val, "--long", "cut", "--max-seq-len", 40, "--out", out)
+    stats = json.loads((out / "stats.json").read_text())
+    assert code == 0
+    train = stats["train"]
+    assert (train["given"], train["documents"], train["long"], train["dropped"]) == (5, 3, 2, 2)
+    assert stats["val"]["given"] == stats["val"]["documents"] == 1
+    cut_off = train["tokens_cut_off"]
+    assert cut_off > 0
+    assert f"; 2 longer than 40, {cut_off:,} tokens cut off; dropped 2, with nothing to learn; skipped none;" in printed
+
+
+BAD_EXAMPLES = {
+    '{"text": "a"}': "not an example: must have prompt and response, or else messages; got dict: {'text': 'a'}",
+    '{"prompt": "a", "response": 7}': "not an example: 'response' must be a string; got int: 7",
+    '{"messages": [{"role": "user"}]}': "not an example: messages[0] must be {'role': str, 'content': str}; got dict",
+    '{"prompt": "a", "response": "\\udc00"}': "not an example: remove the lone surrogate '\\udc00'",
+    "[1]": "not a JSON object ('[1]'); write {\"messages\": ...}",
+    "a": "not JSON (Expecting value",
+}
+
+
+@pytest.mark.parametrize("line", BAD_EXAMPLES)
+def test_a_line_that_is_not_an_example_is_named_or_skipped(
+    tmp_path: Path, command: Callable[..., Any], line: str
+) -> None:
+    file, out = tmp_path / "a.jsonl", tmp_path / "out"
+    good = [json.dumps({"prompt": "What?", "response": f"Number {number}."}) for number in range(50)]
+    file.write_text("\n".join([*good[:20], line, *good[20:]]))
+    code, _, [error] = command(file, "--examples", "--val-share", "0.2", "--out", out)
+    assert code == 2
+    assert error.startswith(f"prepare: {file}:21: {BAD_EXAMPLES[line]}")
+    code, printed, _ = command(file, "--examples", "--val-share", "0.2", "--on-error", "skip", "--out", out)
+    assert code == 0
+    assert f"; skipped 1 ({BAD_EXAMPLES[line].split(' (')[0].split(':')[0]} 1); " in printed
+    stats = json.loads((out / "stats.json").read_text())
+    assert stats["train"]["documents"] + stats["val"]["documents"] == 50
+
+
+def test_an_example_is_held_out_by_its_own_fields_alone(tmp_path: Path, command: Callable[..., Any]) -> None:
+    pairs: list[dict[str, Any]] = [{"prompt": "What?", "response": f"Number {number}."} for number in range(50)]
+    held = []
+    for name, examples in {
+        "a": pairs,
+        "b": [{"id": number, "response": one["response"], "prompt": "What?"} for number, one in enumerate(pairs)],
+    }.items():
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(example) + "\n" for example in examples))
+        assert command(file, "--examples", "--val-share", "0.2", "--out", tmp_path / name)[0] == 0
+        held.append([one["input_ids"].tolist() for one in samples(tmp_path / name / "val")])
+    assert held[0] == held[1]
+    assert 0 < len(held[0]) < 25
+
+
+def test_what_does_not_go_with_examples_is_an_error(tmp_path: Path, command: Callable[..., Any]) -> None:
+    file, text, table = tmp_path / "a.jsonl", tmp_path / "a.txt", tmp_path / "a.parquet"
+    file.write_text(json.dumps({"prompt": "a", "response": ""}) + "\n")
+    text.write_text("a")
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"prompt": ["a"], "text": ["b"]}), table)
+    out, how = tmp_path / "out", ("--examples", "--out", tmp_path / "out", "--val", file)
+    for path, error in {
+        text: f"{text}: is of another kind; give files (.jsonl, .jsonl.gz",
+        table: f"{table}: missing field (there is no single 'prompt' with 'response', or 'messages' among ",
+    }.items():
+        code, _, [line] = command(path, *how)
+        assert (code, line[: len(error) + 9]) == (2, f"prepare: {error}")
+    code, _, [line] = command(file, "--examples", "--out", out)
+    assert line == (
+        "prepare: train: there is no document, as nothing is to be learned in 1 examples; give more files, or lower "
+        "val_share"
+    )
+    code, _, [line] = command(file, "--examples", "--out", out, tokenizer=["--train-tokenizer", "300"])
+    assert line.startswith("prepare: train_tokenizer=300: is trained on texts, not on examples; give tokenizer, the")
+    assert not out.exists()
+
+
+def test_the_help_shows_every_setting_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        prepare.main(["--help"])
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for option, default in {
+        "--val-share VAL_SHARE": "0.01",
+        "--text-field TEXT_FIELD": "text",
+        "--document-per {file,blank_line}": "file",
+        "--long {keep,cut,chunk,split}": "keep",
+        "--on-error {stop,skip}": "stop",
+    }.items():
+        assert shown.split(f" {option} ")[-1].split("--")[0].rstrip().endswith(f"(default: {default})")
+    assert "blank docstrings" not in shown
+    assert "keep-blank" not in shown
 
 
 def test_ids_above_65535_are_stored_in_32_bits(tmp_path: Path, new_folder: Callable[[], Path]) -> None:
     train, val = jsonl(tmp_path / "train.jsonl", ["w69999"]), jsonl(tmp_path / "val.jsonl", ["w0"])
     folder = new_folder()
-    stats = write_shards(folder, [train], [val], Preparing(processes=1), word_tokenizer(70_000))
+    stats = write_shards(folder, [train], [val], PrepareConfig(processes=1), word_tokenizer(70_000))
     assert samples(folder / "train")[0]["input_ids"].tolist() == [2, 70_004, 3]
     assert json.loads((folder / "train/index.json").read_text())["shards"][0]["column_encodings"] == ["ndarray:uint32"]
     assert stats["tokenizer"]["vocab_size"] == 70_005
@@ -184,7 +371,9 @@ def test_a_fingerprint_tells_other_documents_and_other_bounds_between_them(
 
     def fingerprint(*texts: str) -> str:
         train = jsonl(tmp_path / "train.jsonl", texts)
-        made: str = write_shards(new_folder(), [train], [val], Preparing(processes=1), kinds)["train"]["fingerprint"]
+        made: str = write_shards(new_folder(), [train], [val], PrepareConfig(processes=1), kinds)["train"][
+            "fingerprint"
+        ]
         return made
 
     prints = [fingerprint("w0 w1", "w2"), fingerprint("w0", "w1 w2"), fingerprint("w0 w1", "w3"), fingerprint("w0")]
@@ -196,9 +385,9 @@ def test_what_the_tokenizer_makes_nothing_of_is_told_or_skipped(tmp_path: Path, 
     nothing = word_tokenizer(special=False, normalizer=normalizers.Replace(Regex("x"), ""))
     train, val = jsonl(tmp_path / "a.jsonl", ["w0", "xx", "w1 w2"]), jsonl(tmp_path / "val.jsonl", ["w0"])
     with pytest.raises(ConfigError, match=r"a\.jsonl:2: no token \('xx'\); leave out"):
-        write_shards(new_folder(), [train], [val], Preparing(processes=1), nothing)
+        write_shards(new_folder(), [train], [val], PrepareConfig(processes=1), nothing)
     folder = new_folder()
-    stats = write_shards(folder, [train], [val], Preparing(processes=1, on_error="skip"), nothing)
+    stats = write_shards(folder, [train], [val], PrepareConfig(processes=1, on_error="skip"), nothing)
     assert stats["skipped"] == {"no token": 1}
     assert [sample["input_ids"].tolist() for sample in samples(folder / "train")] == [[5], [6, 7]]
 
@@ -206,42 +395,48 @@ def test_what_the_tokenizer_makes_nothing_of_is_told_or_skipped(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"val_share": 0.0}, r"^val_share=0\.0: must lie between 0 and 1$"),
+        ({"val_share": 0.0}, r"^val_share=0\.0: must lie above 0 and below 1$"),
         ({"val_share": 1.0}, r"^val_share=1\.0: must"),
         ({"val_share": float("nan")}, r"^val_share=nan: must"),
         ({"processes": 0}, r"^processes=0: must be at least 1$"),
-        ({"long": "drop"}, r"^long=drop: must be one of keep, cut, chunk$"),
+        ({"long": "drop"}, r"^long=drop: must be one of keep, cut, chunk, split$"),
         ({"on_error": "no"}, r"^on_error=no: must be one of stop, skip$"),
         ({"document_per": "line"}, r"^document_per=line: must be one of file, blank_line$"),
         ({"long": "cut"}, r"^long=cut: needs max_seq_len; set it$"),
-        ({"max_seq_len": 5}, r"^max_seq_len=5: long=keep leaves all"),
+        ({"max_seq_len": 5}, r"^max_seq_len=5: long=keep leaves documents whole; choose one of cut, chunk, split$"),
+        ({"examples": True, "long": "chunk", "max_seq_len": 9}, r"^long=chunk: an example is kept whole or cut; its"),
+        ({"examples": True, "long": "split", "max_seq_len": 9}, r"^long=split: an example is kept whole or cut; its"),
     ],
 )
 def test_settings_that_will_not_do_are_an_error(how: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Preparing(**how)
+        PrepareConfig(**how)
 
 
 def test_settings_that_do_not_go_with_the_inputs_are_an_error(tmp_path: Path, new_folder: Callable[[], Path]) -> None:
     file, other = jsonl(tmp_path / "a.jsonl", DOCUMENTS[:5]), jsonl(tmp_path / "b.jsonl", ["w0"])
-    cut = Preparing(processes=1, long="cut", max_seq_len=2)
-    with pytest.raises(ConfigError, match=r"^max_seq_len=2: leaves no room beside 2 special tokens; raise it$"):
+    cut = PrepareConfig(processes=1, long="cut", max_seq_len=2)
+    with pytest.raises(
+        ConfigError, match=r"^max_seq_len=2: leaves no room for text next to 2 special tokens; raise it$"
+    ):
         write_shards(new_folder(), [file], [other], cut, word_tokenizer())
-    with pytest.raises(ConfigError, match=r"^long=cut: texts that are not tokenized are kept whole; leave it out$"):
+    with pytest.raises(ConfigError, match=r"^long=cut: texts that are not tokenized stay whole; leave it out$"):
         write_shards(new_folder(), [file], [other], cut, None)
-    with pytest.raises(ConfigError, match=r"a\.jsonl: is given for training and for evaluation; leave it out of one$"):
+    with pytest.raises(
+        ConfigError, match=r"a\.jsonl: is given for training and for evaluation; remove it from one of them$"
+    ):
         check_apart([file], [other, file])
     with pytest.raises(ConfigError, match=r"^val: there is no document; raise val_share, or give files for it$"):
-        write_shards(new_folder(), [file], [], Preparing(processes=1, val_share=1e-9), None)
+        write_shards(new_folder(), [file], [], PrepareConfig(processes=1, val_share=1e-9), None)
     with pytest.raises(ConfigError, match=r"^train: there is no document; give more files, or lower val_share$"):
-        write_shards(new_folder(), [file], [], Preparing(processes=1, val_share=1 - 1e-9), None)
+        write_shards(new_folder(), [file], [], PrepareConfig(processes=1, val_share=1 - 1e-9), None)
     other.write_text("no\nno\n")
     with pytest.raises(ConfigError, match=r"^val: there is no document, and 2 were skipped; give other files$"):
-        write_shards(new_folder(), [file], [other], Preparing(processes=1, on_error="skip"), None)
+        write_shards(new_folder(), [file], [other], PrepareConfig(processes=1, on_error="skip"), None)
 
 
 def test_texts_for_a_tokenizer_are_of_the_train_split_and_bounded(tmp_path: Path) -> None:
-    file, how = jsonl(tmp_path / "a.jsonl", DOCUMENTS), Preparing(processes=1, val_share=0.2)
+    file, how = jsonl(tmp_path / "a.jsonl", DOCUMENTS), PrepareConfig(processes=1, val_share=0.2)
     train = [text for text in DOCUMENTS if not held_out(text, 0.2)]
     assert sample_texts([file], [], how) == train
     assert sample_texts([file], [tmp_path / "never.jsonl"], how) == DOCUMENTS
@@ -292,12 +487,12 @@ def test_a_bad_line_stops_the_command_or_is_skipped_and_counted(
     code, printed, [error] = command(file, "--out", out)
     assert (code, printed) == (2, "")
     assert error.startswith(f"prepare: {file}:101: {reason} (")
-    assert error.endswith(", or let on_error=skip pass it over")
+    assert error.endswith(", or skip such records by on_error=skip")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.lock", "a.jsonl"]
 
     code, printed, errors = command(file, "--out", out, "--on-error", "skip")
     assert (code, errors) == (0, [])
-    assert f"; skipped 2 ({reason} 2); mended 1 (blank line 1); " in printed
+    assert f"; skipped 2 ({reason} 2); repaired 1 (blank line 1); " in printed
     warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert [message.split(" (")[0] for message in warned] == [
         f"skipped, as the first of its kind: {file}:101: {reason}"
@@ -314,7 +509,7 @@ def test_a_bad_line_stops_the_command_or_is_skipped_and_counted(
         ("b.jsonl", b"", "empty file"),
         ("b.txt", b" \n", "empty text"),
         ("b.txt", b"\xff\xfea\0", "wrong encoding"),
-        ("b.jsonl.gz", gzip.compress(b"\n".join(GOOD))[:-50], "unreadable file"),
+        ("b.jsonl.gz", gzip.compress(b"\n".join(GOOD), mtime=0)[:-50], "unreadable file"),
         ("b.jsonl.zst", zstandard.compress(b"\n".join(GOOD))[:-5], "unreadable file"),
         ("b.parquet", b"PAR1", "unreadable file"),
     ],
@@ -335,13 +530,13 @@ def test_a_bad_file_stops_the_command_or_is_skipped_and_counted(
     assert f"; skipped 1 ({reason} 1); " in printed
 
 
-def test_what_the_user_can_mend_is_one_line(tmp_path: Path, command: Callable[..., Any]) -> None:
+def test_what_the_user_can_fix_is_one_line(tmp_path: Path, command: Callable[..., Any]) -> None:
     file = jsonl(tmp_path / "a.jsonl", DOCUMENTS[:300])
     out = tmp_path / "out"
     for arguments, error in {
         (tmp_path / "no.txt", "--out", out): f"{tmp_path}/no.txt: does not exist; give files",
-        (file, "--out", tmp_path): f"out={tmp_path}: exists already; give another, or delete it",
-        (file, "--out", file / "out"): f"{file}: File exists; mend that",
+        (file, "--out", tmp_path): f"out={tmp_path}: exists already; give another folder, or delete this one",
+        (file, "--out", file / "out"): f"{file}: File exists; fix that",
         (file, "--out", out, "--max-seq-len", "9"): "max_seq_len=9: long=keep",
         (file, "--out", out, "--val-share", "1e-12"): "val: there is no document; raise val_share",
         (file, "--out", out, "--val", file): f"{file}: is given for training and for evaluation",
@@ -372,7 +567,7 @@ def test_a_file_that_cannot_be_written_is_one_line_and_leaves_nothing(
         code, _, lines = command(file, "--out", tmp_path / "out")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert (code, lines) == (2, [f"prepare: {tmp_path}/out: {os.strerror(errno.EFBIG)}; mend that"])
+    assert (code, lines) == (2, [f"prepare: {tmp_path}/out: {os.strerror(errno.EFBIG)}; fix that"])
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.lock", "a.jsonl"]
 
 
@@ -395,9 +590,7 @@ def test_results_come_in_order_and_few_items_are_under_way() -> None:
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_an_error_and_no_hang() -> None:
     results = map_in_order(signal.raise_signal, [signal.SIGKILL] * 9, 2, "composer_packing.data.prepare.ordered_pool")
-    with pytest.raises(
-        ConfigError, match=r"^processes=2: one of them was killed, perhaps as memory ran out; run again"
-    ):
+    with pytest.raises(ConfigError, match=r"^processes=2: one was killed, perhaps because memory ran out; run again"):
         list(results)
 
 
@@ -446,7 +639,7 @@ def test_all_formats_give_the_same_bytes_from_one_process_and_from_two_and_strea
     assert printed.splitlines()[-1].startswith(
         f"{two}: train {stats['train']['documents']:,} documents, {stats['train']['tokens']:,} tokens; "
         f"val {stats['val']['documents']} documents, {stats['val']['tokens']:,} tokens; "
-        f"skipped 1 (empty text 1); mended none; "
+        f"skipped 1 (empty text 1); repaired none; "
     )
     decode = load_tokenizer(str(two / "tokenizer"))._backend.decode
     read = []
@@ -545,10 +738,11 @@ def test_a_signal_in_the_middle_of_starting_a_worker_ends_the_run_like_any_other
 def test_memory_does_not_grow_with_the_size_of_files_or_lines(tmp_path: Path) -> None:
     script = """
         import resource, sys, pathlib
-        from composer_packing.data.prepare.pipeline import Preparing, documents_of
+        from composer_packing.config.prepare import PrepareConfig
+        from composer_packing.data.prepare.pipeline import documents_of
 
         def peak(name):
-            for some in documents_of([([pathlib.Path(name)], 0.0)], Preparing(processes=1, on_error="skip"), None):
+            for some in documents_of([([pathlib.Path(name)], 0.0)], PrepareConfig(processes=1, on_error="skip"), None):
                 documents.append(len(some.lengths))
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
@@ -574,7 +768,12 @@ def test_memory_does_not_grow_with_the_size_of_files_or_lines(tmp_path: Path) ->
 def test_a_sample_is_encoded_as_the_library_does_it(count: int, dtype: Any, tmp_path: Path) -> None:
     ids = np.arange(count).astype(dtype)
     writer = MDSWriter(columns={"input_ids": f"ndarray:{ids.dtype.name}"}, out=str(tmp_path))
-    assert encode_sample(ids, is_text=False) == writer.encode_sample({"input_ids": ids})
+    assert encode_sample(encode_array(ids)) == writer.encode_sample({"input_ids": ids})
+    both = {"input_ids": f"ndarray:{ids.dtype.name}", "loss_mask": "ndarray:uint8"}
+    writer = MDSWriter(columns=both, out=str(tmp_path / "both"))
+    mask = (ids % 2).astype(np.uint8)
+    sample = writer.encode_sample({"input_ids": ids, "loss_mask": mask})
+    assert encode_sample(encode_array(ids), encode_array(mask)) == sample
     writer = MDSWriter(columns={"text": "str"}, out=str(tmp_path / "text"))
     text = "é" * count
-    assert encode_sample(np.frombuffer(text.encode(), np.uint8), is_text=True) == writer.encode_sample({"text": text})
+    assert encode_sample(text.encode()) == writer.encode_sample({"text": text})

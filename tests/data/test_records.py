@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from composer_packing.common.errors import ConfigError
 from composer_packing.data.prepare import records as reading
 from composer_packing.data.prepare.files import find_files
-from composer_packing.data.prepare.record_text import held_out, text_of
+from composer_packing.data.prepare.record_text import held_out, looks_like_utf_16, text_of
 from composer_packing.data.prepare.records import Problem, Raw, Records
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])).filter(str.strip), max_size=20)
@@ -25,14 +25,14 @@ TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])).filter(str.st
 def read(
     path: Path, text_field: str = "text", document_per: str = "file"
 ) -> tuple[list[str], list[Problem], Counter[str]]:
-    """Texts, problems and what was mended of a file."""
-    mended: Counter[str] = Counter()
+    """Texts, problems and what was repaired of a file."""
+    repaired: Counter[str] = Counter()
     records = Records(path, text_field, document_per)
-    made = [record if isinstance(record, Problem) else text_of(record, text_field, mended) for record in records]
+    made = [record if isinstance(record, Problem) else text_of(record, text_field, repaired) for record in records]
     return (
         [each for each in made if isinstance(each, str)],
         [each for each in made if isinstance(each, Problem)],
-        mended,
+        repaired,
     )
 
 
@@ -50,7 +50,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("texts")
 
 
+ZEROS = ["\0", "\0" * 9, "a\0\0"]
+"""Legal texts with more zeros than any text file has."""
+
+
 @given(TEXTS)
+@example(ZEROS)
 def test_texts_written_as_lines_of_json_come_out_in_order_plain_or_compressed(folder: Path, texts: list[str]) -> None:
     content = as_jsonl(texts)
     for name, packed in {
@@ -58,13 +63,14 @@ def test_texts_written_as_lines_of_json_come_out_in_order_plain_or_compressed(fo
         "a.jsonl.gz": gzip.compress(content[:99]) + gzip.compress(content[99:]),
         "a.jsonl.zst": zstandard.compress(content),
     }.items():
-        got, problems, mended = read(written(folder / name, packed))
+        got, problems, repaired = read(written(folder / name, packed))
         assert got == texts
         assert [problem.reason for problem in problems] == ["empty file"] * (not texts)
-        assert not mended
+        assert not repaired
 
 
 @given(TEXTS)
+@example(ZEROS)
 def test_texts_written_as_rows_of_parquet_come_out_in_order(folder: Path, texts: list[str]) -> None:
     import pyarrow
     from pyarrow import parquet
@@ -87,6 +93,8 @@ def test_texts_written_as_rows_of_parquet_come_out_in_order(folder: Path, texts:
     st.lists(st.sampled_from(["\n", "\n \n", "\n\t\n\n"]), min_size=1, max_size=5),
     st.booleans(),
 )
+@example(ZEROS, ["\n"], False)
+@example(["\ufeff\0"], ["\n"], True)
 def test_runs_of_lines_come_out_in_order_whatever_blank_lines_are_between_them(
     folder: Path, texts: list[str], blanks: list[str], windows: bool
 ) -> None:
@@ -95,9 +103,14 @@ def test_runs_of_lines_come_out_in_order_whatever_blank_lines_are_between_them(
     if windows:
         content = content.replace("\n", "\r\n")
     path = written(folder / "a.txt", content)
-    got, _, mended = read(path, document_per="blank_line")
-    assert [text.removeprefix("\ufeff") for text in got] == [text.removeprefix("\ufeff") for text in documents]
-    assert mended["CRLF line ends"] == windows * len(documents)
+    got, problems, repaired = read(path, document_per="blank_line")
+    in_file = [document.replace("\n", "\r\n") + "\r" if windows else document for document in documents]
+    in_file[:1] = [document.removeprefix("\ufeff") for document in in_file[:1]]
+    taken = [text for text, raw in zip(documents, in_file, strict=True) if not looks_like_utf_16(raw.encode())]
+    assert [text.removeprefix("\ufeff") for text in got] == [text.removeprefix("\ufeff") for text in taken]
+    wrong = [problem.reason for problem in problems if problem.reason != "empty file"]
+    assert wrong == ["wrong encoding"] * (len(documents) - len(taken))
+    assert repaired["CRLF line ends"] == windows * len(taken)
 
 
 def test_one_in_so_many_texts_is_held_out_by_the_hash_of_the_text_alone() -> None:
@@ -129,7 +142,7 @@ def test_a_row_that_is_no_utf_8_is_told_and_the_others_are_taken(tmp_path: Path)
     assert problem.message.startswith(f"{tmp_path}/a.parquet:2: wrong encoding (not UTF-8 at b'\\xff'")
 
 
-def test_what_is_mended_is_counted(tmp_path: Path) -> None:
+def test_what_is_repaired_is_counted(tmp_path: Path) -> None:
     mark = b"\xef\xbb\xbf"
     path = written(tmp_path / "a.jsonl", mark + b'{"text": "a"}\r\n\n \t\r\n{"text": "\xef\xbb\xbfb"}')
     assert read(path) == (["a", "\ufeffb"], [], Counter({"blank line": 2, "byte-order mark": 1}))
@@ -248,7 +261,7 @@ def test_rows_are_counted_from_1_and_those_that_are_no_texts_told(tmp_path: Path
     ("name", "content"),
     [
         ("a.txt", b""),
-        ("a.txt.gz", gzip.compress(b"")),
+        ("a.txt.gz", gzip.compress(b"", mtime=0)),
         ("a.jsonl", b""),
         ("a.jsonl.zst", zstandard.compress(b"")),
     ],
@@ -331,12 +344,12 @@ def _twice(folder: Path) -> list[Path]:
         (lambda folder: [folder / "none.txt"], r"none\.txt: does not exist; give files"),
         (
             lambda folder: [written(folder / "a.csv", "a")],
-            r"a\.csv: is of a kind that is not read here; give files \(\.txt",
+            r"a\.csv: is of another kind; give files \(\.txt",
         ),
-        (lambda folder: [written(folder / "state.json", "{}")], r"state\.json: is of a kind that is not read here"),
+        (lambda folder: [written(folder / "state.json", "{}")], r"state\.json: is of another kind"),
         (
             lambda folder: [written(folder / "a.csv", "a").parent],
-            r": holds no file of the kinds \.txt, .*; give a folder",
+            r": holds no \.txt, .*; give a folder",
         ),
         (_twice, r"a\.txt: is given 2 times"),
     ],

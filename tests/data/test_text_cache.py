@@ -7,7 +7,7 @@ import pytest
 from composer_packing.common.errors import ConfigError
 from composer_packing.config.sources import DataConfig, PlainTextConfig, RecordsConfig
 from composer_packing.data.open_source import open_source
-from composer_packing.data.prepare import text_cache as text_copy
+from composer_packing.data.prepare import text_cache
 from composer_packing.data.prepare.text_cache import copy_texts_once
 from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, train_tokenizer
 from tests.tools.written_sources import TEXTS, VOCAB_SIZE, run_over
@@ -45,7 +45,7 @@ def test_a_copy_that_was_interrupted_is_made_anew(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(text_copy, "write_shards", interrupted)
+        patch.setattr(text_cache, "write_shards", interrupted)
         with pytest.raises(KeyboardInterrupt):
             copy_texts_once("jsonl", source, tmp_path / "cache")
     folder = copy_texts_once("jsonl", source, tmp_path / "cache")

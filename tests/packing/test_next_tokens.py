@@ -190,6 +190,7 @@ def test_the_packer_stops_if_no_token_to_learn_is_left(example: Example) -> None
         ValueError, match=r"every document was dropped: . are longer .* of 1 a row would hold no token to learn"
     ):
         packed([example], "sft", row_len=3, over_long="truncate")
+    assert packed([example], "sft", row_len=3, over_long="truncate", world_size=2) == [], "another rank may have more"
 
 
 def test_a_source_without_end_and_without_tokens_to_learn_is_an_error() -> None:

@@ -21,11 +21,11 @@ import train
 from composer_packing.batch.contract import Batch
 from composer_packing.common.processes import run_and_exit
 from composer_packing.config.loading import load_config
-from composer_packing.data.array_documents import DocumentDataset
 from composer_packing.data.open_source import open_source
 from composer_packing.training import run as training_run
 from composer_packing.training.batches import train_batches
 from tests.tools import ROOT
+from tests.tools.array_documents import DocumentDataset
 from tests.tools.forked import fork_ranks, on_ranks, wait_for
 from tests.tools.killed_runs import YAML, Journal, read
 from tests.tools.reference import RESULT

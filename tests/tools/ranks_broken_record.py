@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 import train
 from composer_packing.common.processes import run_and_exit
-from composer_packing.data.array_documents import DocumentDataset
+from composer_packing.data.mds.documents import MdsDocuments
 
-read = DocumentDataset.__getitems__
+read = MdsDocuments.__getitems__
 reads = 0
 
 
-def broken(self: DocumentDataset, indices: Sequence[int] | NDArray[np.int64]) -> Any:
+def broken(self: MdsDocuments, indices: Sequence[int] | NDArray[np.int64]) -> Any:
     global reads
     reads += len(indices)
     if dist.get_global_rank() == 1 and reads >= 500:
@@ -24,5 +24,5 @@ def broken(self: DocumentDataset, indices: Sequence[int] | NDArray[np.int64]) ->
     return read(self, indices)
 
 
-DocumentDataset.__getitems__ = broken  # type: ignore[method-assign]
+MdsDocuments.__getitems__ = broken  # type: ignore[method-assign]
 run_and_exit(train.main, sys.argv[1:])

@@ -12,10 +12,10 @@ import numpy as np
 from composer.utils import dist
 
 from composer_packing.batch.contract import Batch
-from composer_packing.data.array_documents import DocumentDataset
 from composer_packing.data.tokenizer import Vocabulary
 from composer_packing.training.batches import train_batches
 from composer_packing.training.evaluation import eval_batches
+from tests.tools.array_documents import DocumentDataset
 from tests.tools.forked import on_ranks
 from tests.tools.reference import RESULT, masked_documents
 from tests.tools.runs import config_of

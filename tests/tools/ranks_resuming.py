@@ -13,11 +13,11 @@ from composer_packing.batch.lockstep import Lockstep
 from composer_packing.checkpointing.packed_dataset import DataState, PackedDataset
 from composer_packing.checkpointing.resumption import Resumption
 from composer_packing.config.schema import TrainConfig, TrainLoaderConfig
-from composer_packing.data.array_documents import DocumentDataset
 from composer_packing.data.tokenizer import Vocabulary
 from composer_packing.model.config import ModernBertConfig
 from composer_packing.training.batches import train_batches
 from composer_packing.training.composer_model import PackedLanguageModel
+from tests.tools.array_documents import DocumentDataset
 from tests.tools.forked import on_ranks
 from tests.tools.reference import RESULT, originals
 from tests.tools.resumed import assert_same, taken

@@ -9,11 +9,11 @@ from composer import Trainer
 from composer_packing.batch.lockstep import Lockstep
 from composer_packing.checkpointing.packed_dataset import PackedDataset
 from composer_packing.config.schema import TrainConfig
-from composer_packing.data.array_documents import DocumentDataset
 from composer_packing.data.tokenizer import Vocabulary
 from composer_packing.model.config import ModernBertConfig
 from composer_packing.training.composer_model import PackedLanguageModel
 from composer_packing.training.dataspec import packed_dataspec
+from tests.tools.array_documents import DocumentDataset
 
 VOCAB_SIZE = 64
 PAD_TOKEN_ID, MASK_TOKEN_ID = 0, 4

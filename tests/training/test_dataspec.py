@@ -15,13 +15,13 @@ from composer_packing.batch.lockstep import Lockstep
 from composer_packing.batch.microbatches import split_packed_batch
 from composer_packing.common.errors import ConfigError
 from composer_packing.config.schema import EvalLoaderConfig, TrainLoaderConfig
-from composer_packing.data.array_documents import DocumentDataset
 from composer_packing.training.batches import train_batches
 from composer_packing.training.composer_model import PackedLanguageModel
 from composer_packing.training.console import IntervalConsoleLogger
 from composer_packing.training.dataspec import packed_dataspec
 from composer_packing.training.evaluation import eval_batches, evaluation_times
 from composer_packing.training.monitor import PackingMonitor
+from tests.tools.array_documents import DocumentDataset
 from tests.tools.reference import masked_documents, originals
 from tests.tools.runs import (
     MASK_TOKEN_ID,
@@ -88,7 +88,7 @@ def test_evaluation_has_every_document_once_and_only_its_last_batch_has_fewer_ro
     assert all(number == 8 // micro for number in rows[:-1])
     assert all(0 < number <= 8 // micro for number in rows)
     found = originals(batches)
-    assert sorted(found) == sorted(documents[index]["input_ids"].tolist() for index in range(len(documents)))
+    assert sorted(found) == sorted(documents.__getitems__([index]).tokens.tolist() for index in range(len(documents)))
 
 
 @pytest.mark.parametrize(("count", "ratio"), [(0, 0.15), (60, 1e-9)])

@@ -1,23 +1,26 @@
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from composer_packing.config.schema import SchedulerConfig, TrainConfig, TrainLoaderConfig
-from composer_packing.data.array_documents import DocumentDataset
-from composer_packing.data.open_source import Source, counted_split
+from composer_packing.data.open_source import Split, TrainingData
 from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, train_tokenizer
 from composer_packing.model.config import ModernBertConfig
 from composer_packing.model.modernbert import ModernBertForMaskedLM
 from composer_packing.training.monitor import RunSummary
 from composer_packing.training.report import end_lines, finished_line, start_lines, stopped_line
 from tests.tools import ROOT
+from tests.tools.array_documents import DocumentDataset
 from tests.tools.runs import config_of, documents_of
 
 
-def source_of(documents: DocumentDataset) -> Source:
+def data_of(documents: DocumentDataset) -> TrainingData:
     tokenizer = TextTokenizer(fast_tokenizer(train_tokenizer(["Few words."], 300)))
-    return Source(tokenizer, counted_split(documents, 16), counted_split(documents_of(7, longest=16), 16))
+    train, val = (
+        Split(split, len(split), split.num_tokens, f"{len(split)} documents")
+        for split in (documents, documents_of(7, longest=16))
+    )
+    return TrainingData(tokenizer, train, val)
 
 
 def test_the_start_says_what_will_be_trained_and_for_how_long() -> None:
@@ -34,13 +37,13 @@ def test_the_start_says_what_will_be_trained_and_for_how_long() -> None:
         ),
     )
     model = ModernBertForMaskedLM(config.model)
-    lines = start_lines(config, source_of(documents), model, "cpu", "fp32", world_size=2).splitlines()
+    lines = start_lines(config, data_of(documents), model, "cpu", "fp32", world_size=2).splitlines()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     assert lines == [
         "device     2 x cpu, fp32, attention: PyTorch SDPA by document (no GPU)",
         f"model      {parameters:,} parameters, ln(vocabulary) = 4.16",
         "objective  mlm, predict 30% of the tokens",
-        f"data       60 documents, {documents.num_tokens:,} tokens; {documents.num_long} longer than 16 come in pieces",
+        f"data       {len(documents)} documents",
         "held out   7 of 7 documents to evaluate on",
         "batch      4 rows of 32 slots = 128 slots",
         f"duration   2,560 tokens = about 20 full batches = {2560 / documents.num_tokens:.2f} epochs",
@@ -50,28 +53,26 @@ def test_the_start_says_what_will_be_trained_and_for_how_long() -> None:
     ]
 
 
-def test_the_start_says_what_is_predicted_where_it_starts_from_and_what_became_of_long_examples() -> None:
-    documents = DocumentDataset(
-        np.arange(40, dtype=np.uint16), np.array([0, 20, 39, 40]), 16, (np.arange(40) > 14).astype(np.uint8)
-    )
+def test_the_start_says_what_is_predicted_and_where_weights_come_from() -> None:
+    documents = documents_of(60)
     model = ModernBertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, causal=True)
     config = config_of(objective="sft", model=model, load_path="runs/a.pt", load_weights_only=True)
     lines = start_lines(
-        config, source_of(documents), ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1
+        config, data_of(documents), ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1
     ).splitlines()
     assert lines[2:5] == [
         "objective  sft, predict the tokens of each response",
         "weights    from runs/a.pt; data, clock and optimizer start from the beginning",
-        "data       2 of 3 examples, 32 tokens; 2 longer than 16 cut, 1 dropped as nothing of their response was left",
+        f"data       {len(documents)} documents",
     ]
     config.load_weights_only = False
     lines = start_lines(
-        config, source_of(documents), ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1, first_batch=1200
+        config, data_of(documents), ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1, first_batch=1200
     ).splitlines()
     assert lines[3] == "resumed    after batch 1,200, from runs/a.pt"
     config = config_of(objective="causal", model=model)
     lines = start_lines(
-        config, source_of(documents_of(60)), ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1
+        config, data_of(documents_of(60)), ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1
     ).splitlines()
     assert lines[2] == "objective  causal, predict the token after each"
 
@@ -88,7 +89,7 @@ def test_a_duration_in_batches_or_documents_is_given_in_epochs_too(length: str, 
         train_loader=TrainLoaderConfig(batch_size_warmup_min_size=4, batch_size_warmup_tokens="30ba"),
     )
     lines = start_lines(
-        config, source_of(documents), ModernBertForMaskedLM(config.model), "cpu", "fp32", world_size=1
+        config, data_of(documents), ModernBertForMaskedLM(config.model), "cpu", "fp32", world_size=1
     ).splitlines()
     epochs = tokens / documents.num_tokens
     assert f"duration   {said.format(batches=tokens / 128)} = {epochs:.2f} epochs" in lines

@@ -13,7 +13,8 @@ import torch
 
 import train
 from composer_packing.config.loading import load_config
-from composer_packing.data.docstrings.corpus import Corpus
+from composer_packing.data.mds.documents import MdsDocuments
+from composer_packing.data.tokenizer import load_tokenizer
 from composer_packing.model.modernbert import ModernBertForMaskedLM
 from tests.tools import ROOT
 from tests.tools.running import COMPOSER, SHORT, Done, figure, is_alive, run, training
@@ -57,8 +58,9 @@ def test_the_checkpoint_holds_the_trained_weights(two_ranks: Done, cache: Path) 
     state = torch.load(ROOT / path[1], weights_only=False)["state"]
     model = ModernBertForMaskedLM(load_config(str(ROOT / "yamls" / "pretrain.yaml"), [], 1).model)
     model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in state["model"].items()}, strict=True)
-    (folder,) = cache.glob("docs-*[0-9a-f]")
-    ids = torch.from_numpy(Corpus(folder).split("val")[0][:1000].astype("int64"))
+    (folder,) = cache.glob("docs-*-256")
+    documents = MdsDocuments(folder / "val", load_tokenizer(str(folder / "tokenizer")))
+    ids = torch.from_numpy(documents.__getitems__(range(100)).tokens[:1000].astype("int64"))
     loss = model(ids, torch.tensor([0, 1000]).int(), 1000, ids).loss
     assert loss is not None
     assert loss.item() < math.log(4096) - 0.5, "the model has learned which words are frequent"

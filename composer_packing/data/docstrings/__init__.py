@@ -1,1 +1,1 @@
-"""The built-in corpus: docstrings of the installed Python packages, read from their source files."""
+"""The built-in corpus: docstrings of the installed Python packages. `extract` finds them, `corpus` prepares them."""

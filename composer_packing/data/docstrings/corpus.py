@@ -1,141 +1,72 @@
-"""The built-in corpus: documentation, tokenized once into a cache folder and read from there.
+"""The built-in corpus: docstrings written as JSON lines and prepared as anyone's data is.
 
-A corpus is a folder that appears whole or not at all::
+Folders in the cache appear whole or not at all::
 
-    docs-3f9a0c41d2b7/
-      tokenizer.json        byte-level BPE, trained on the train split
-      train.tokens.npy      ids of all documents end to end, uint16 or uint32
-      train.offsets.npy     int64 (documents + 1,), where each begins
-      val.tokens.npy        the held-out documents
-      val.offsets.npy
-      corpus.json           counts, for people
+    docs-3f9a0c41d2b7/            what was read
+      docs/train.jsonl            {"text": docstring}
+      docs/val.jsonl              the docstrings that are held out
+      examples/train.jsonl        {"prompt": signature, "response": docstring}
+      examples/val.jsonl          examples whose docstring is held out
+      tokenizer/                  byte-level BPE, trained on docs/train.jsonl
+    docs-3f9a0c41d2b7-256/        shards of the docstrings, none longer than 256 tokens
+    examples-3f9a0c41d2b7-256/    shards of the examples, with loss masks
 
-A second folder, `examples-3f9a0c41d2b7`, holds examples for fine-tuning, tokenized by the same tokenizer, with
-`train.loss_mask.npy` and `val.loss_mask.npy`. Texts that one folder holds out are held out by the other.
-
-Its name holds a fingerprint of the contents of the files it was read from and of the settings, so that other
-packages or another vocabulary give another folder, and the same ones give the same bytes.
+The names hold a fingerprint of the settings and of the files that were read. Other packages or another vocabulary give
+another folder, and the same ones give the same bytes.
 """
 
 import hashlib
 import json
 import logging
-import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
-import numpy as np
 import tokenizers
-from numpy.typing import NDArray
-from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from composer_packing.common.errors import ConfigError
 from composer_packing.common.folders import build_once
-from composer_packing.data.array_documents import DocumentDataset
-from composer_packing.data.chat_examples import ExampleTokenizer
-from composer_packing.data.docstrings.extract import documents, examples, source_files
+from composer_packing.config.prepare import PrepareConfig
+from composer_packing.data.docstrings.extract import documented, signature_of, source_files
+from composer_packing.data.prepare.pipeline import SPLITS, write_shards
 from composer_packing.data.prepare.record_text import held_out
-from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, train_tokenizer
-from composer_packing.packing.token_arrays import token_dtype
+from composer_packing.data.prepare.stats import TOKENIZER
+from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, load_tokenizer, train_tokenizer
 
 log = logging.getLogger(__name__)
 
-Item = TypeVar("Item")
-
-SPLITS = ("train", "val")
-
-FORMAT = 2
-"""Part of the fingerprint: raise it when the same input should give other bytes."""
+FORMAT = 3
+"""Part of the fingerprint. Raise it when the same files should give different bytes."""
 
 VAL_SHARE = 0.02
-"""Share of documents that is held out."""
+"""Share of the docstrings that is held out."""
+
+KINDS = ("docs", "examples")
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """A finished corpus folder.
+def prepare_docstrings(cache_folder: Path, vocab_size: int, max_seq_len: int, has_examples: bool = False) -> Path:
+    """The folder with the prepared corpus. The first run that needs the folder fills it.
 
-    Attributes:
-        folder: where it is.
-        has_examples: it holds examples with a loss mask.
-    """
-
-    folder: Path
-    has_examples: bool = False
-
-    @property
-    def tokenizer_file(self) -> Path:
-        """Where the tokenizer is kept."""
-        return self.folder / "tokenizer.json"
-
-    @property
-    def tokenizer(self) -> TextTokenizer:
-        """The tokenizer the documents were tokenized with; it may have found fewer words than it was allowed."""
-        return TextTokenizer(fast_tokenizer(Tokenizer.from_file(str(self.tokenizer_file))))
-
-    def split(self, name: str) -> tuple[NDArray[np.unsignedinteger[Any]], NDArray[np.int64], NDArray[np.uint8] | None]:
-        """Ids of all documents of a split, int64 `(documents + 1,)` offsets, and of examples the loss mask.
-
-        Ids and mask are memory-mapped.
-
-        Raises:
-            ConfigError: the files are not what was built.
-        """
-        try:
-            tokens = np.load(self.folder / f"{name}.tokens.npy", mmap_mode="r")
-            offsets = np.load(self.folder / f"{name}.offsets.npy")
-            loss_mask = np.load(self.folder / f"{name}.loss_mask.npy", mmap_mode="r") if self.has_examples else None
-            sound = offsets[0] == 0 and offsets[-1] == len(tokens) and (np.diff(offsets) >= 0).all()
-            sound &= loss_mask is None or len(loss_mask) == len(tokens)
-        except (OSError, ValueError, EOFError, IndexError) as error:
-            raise ConfigError(f"{self.folder}: is damaged ({error}); delete it and it is built again") from error
-        if not sound:
-            raise ConfigError(f"{self.folder}: is damaged (its files differ); delete it and it is built again")
-        return tokens, offsets, loss_mask
-
-    def documents(self, split: str, max_seq_len: int) -> DocumentDataset:
-        """A split as a dataset, no document of it longer than `max_seq_len`.
-
-        Raises:
-            ConfigError: as `split` says, or nothing is left of all examples.
-        """
-        tokens, offsets, loss_mask = self.split(split)
-        dataset = DocumentDataset(tokens, offsets, max_seq_len, loss_mask)
-        if dataset.num_dropped and not len(dataset):
-            raise ConfigError(
-                f"max_seq_len={max_seq_len}: the first so many tokens of none of {dataset.num_dropped} examples of "
-                f"{split} hold anything of a response; raise it"
-            )
-        return dataset
-
-
-def open_or_build(cache_folder: Path, vocab_size: int, has_examples: bool = False) -> Corpus:
-    """The corpus in `cache_folder`, built first where it is not there yet.
-
-    Runs that ask at the same time wait for the one that builds. A build that was killed leaves a folder
-    ending in `.building`, which the next build removes.
+    A docstring that is longer than `max_seq_len` is split into several documents. An example is cut at that length,
+    and dropped if nothing of its response is left.
 
     Args:
-        cache_folder: where corpora are kept.
-        vocab_size: size of the tokenizer, at most.
-        has_examples: open the one with examples for fine-tuning.
+        cache_folder: holds such folders.
+        vocab_size: entries of the tokenizer; fewer if the docstrings have fewer words.
+        max_seq_len: tokens that a document has at most.
+        has_examples: prepare examples for fine-tuning instead of docstrings.
 
     Raises:
+        ConfigError: no example is left after cutting.
         OSError: the cache folder cannot be made or written.
     """
-    named = source_files()
-    fingerprint, files = _fingerprint(named, vocab_size), [path for _, path in named]
-    docs = Corpus(cache_folder / f"docs-{fingerprint}")
-    build_once(docs.folder, partial(_build_documents, files, vocab_size))
-    if not has_examples:
-        return docs
-    of_examples = Corpus(cache_folder / f"examples-{fingerprint}", has_examples=True)
-    build_once(of_examples.folder, partial(_build_examples, files, docs.tokenizer_file))
-    return of_examples
+    files = source_files()
+    fingerprint = _fingerprint(files, vocab_size)
+    source = cache_folder / f"docs-{fingerprint}"
+    build_once(source, lambda folder: _extract(folder, [path for _, path in files], vocab_size))
+    kind = KINDS[has_examples]
+    prepared = cache_folder / f"{kind}-{fingerprint}-{max_seq_len}"
+    build_once(prepared, lambda folder: _prepare(folder, source, kind, max_seq_len))
+    return prepared
 
 
 def _fingerprint(files: Sequence[tuple[str, Path]], vocab_size: int) -> str:
@@ -146,60 +77,40 @@ def _fingerprint(files: Sequence[tuple[str, Path]], vocab_size: int) -> str:
     return fingerprint.hexdigest()[:12]
 
 
-def _build_documents(files: Sequence[Path], vocab_size: int, folder: Path) -> None:
-    texts: dict[str, list[str]] = {split: [] for split in SPLITS}
-    for text in documents(tqdm(files, desc="reading documentation", unit="file", mininterval=1.0)):
-        texts[_split_of(text)].append(text)
-    tokenizer = train_tokenizer(texts["train"], vocab_size)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    counts, dtype = {}, token_dtype(tokenizer.get_vocab_size())
-    for split in SPLITS:
-        ids = [
-            np.array(encoding.ids, dtype)
-            for some in _chunks(texts[split], f"tokenizing {split}")
-            for encoding in tokenizer.encode_batch_fast(some)
-        ]
-        counts[split] = _save(folder, split, ids)
-    _describe(folder, counts | {"vocab_size": tokenizer.get_vocab_size()})
+def _extract(folder: Path, files: Sequence[Path], vocab_size: int) -> None:
+    """Write docstrings, examples and the tokenizer."""
+    lines: dict[tuple[str, str], list[str]] = {(kind, split): [] for kind in KINDS for split in SPLITS}
+    texts = []
+    for text, node in documented(tqdm(files, desc="reading docstrings", unit="file", mininterval=1.0)):
+        split = "val" if held_out(text, VAL_SHARE) else "train"
+        lines["docs", split].append(json.dumps({"text": text}))
+        if signature := signature_of(node):
+            lines["examples", split].append(json.dumps({"prompt": f"{signature}\n", "response": text}))
+        if split == "train":
+            texts.append(text)
+    for (kind, split), some in lines.items():
+        (folder / kind).mkdir(exist_ok=True)
+        _file(folder, kind, split).write_text("".join(f"{line}\n" for line in some))
+    TextTokenizer(fast_tokenizer(train_tokenizer(texts, vocab_size))).save(folder / TOKENIZER)
 
 
-def _build_examples(files: Sequence[Path], tokenizer_file: Path, folder: Path) -> None:
-    pairs: dict[str, list[dict[str, str]]] = {split: [] for split in SPLITS}
-    for signature, text in examples(tqdm(files, desc="reading signatures", unit="file", mininterval=1.0)):
-        pairs[_split_of(text)].append({"prompt": f"{signature}\n", "response": text})
-    shutil.copy(tokenizer_file, folder / "tokenizer.json")
-    tokenizer = fast_tokenizer(Tokenizer.from_file(str(tokenizer_file)))
-    tokenize, dtype = ExampleTokenizer(tokenizer), token_dtype(len(tokenizer))
-    counts = {}
-    for split in SPLITS:
-        made = [one for some in _chunks(pairs[split], f"tokenizing {split} examples") for one in tokenize(some)]
-        counts[split] = _save(folder, split, [one["input_ids"].astype(dtype) for one in made])
-        np.save(folder / f"{split}.loss_mask.npy", _joined([one["loss_mask"] for one in made], np.uint8))
-    _describe(folder, counts)
+def _prepare(folder: Path, source: Path, kind: str, max_seq_len: int) -> None:
+    """Make shards of what `_extract` wrote."""
+    is_examples = kind == "examples"
+    settings = PrepareConfig(
+        examples=is_examples,
+        long="cut" if is_examples else "split",
+        max_seq_len=max_seq_len,
+        on_error="skip",
+        keep_blank=True,
+        processes=1,  # which is done before others would have started
+    )
+    tokenizer = load_tokenizer(str(source / TOKENIZER))
+    tokenizer.save(folder / TOKENIZER)
+    train, val = ([_file(source, kind, split)] for split in SPLITS)
+    stats = write_shards(folder, train, val, settings, tokenizer)
+    log.info("prepared %s of the docstrings: %s", kind, {split: stats[split]["documents"] for split in SPLITS})
 
 
-def _chunks(items: Sequence[Item], what: str, size: int = 256) -> Iterator[Sequence[Item]]:
-    """As many items as are tokenized at once, with a progress bar."""
-    for at in tqdm(range(0, len(items), size), desc=what, unit="batch", mininterval=1.0):
-        yield items[at : at + size]
-
-
-def _save(folder: Path, split: str, ids: Sequence[NDArray[Any]]) -> dict[str, int]:
-    """Write the documents of a split and count them."""
-    offsets = np.concatenate([[0], np.cumsum([len(one) for one in ids])]).astype(np.int64)
-    np.save(folder / f"{split}.tokens.npy", _joined(ids, ids[0].dtype if ids else np.uint16))
-    np.save(folder / f"{split}.offsets.npy", offsets)
-    return {"documents": len(ids), "tokens": int(offsets[-1])}
-
-
-def _joined(arrays: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
-    return np.concatenate([np.empty(0, dtype), *arrays])
-
-
-def _describe(folder: Path, counts: dict[str, Any]) -> None:
-    (folder / "corpus.json").write_text(json.dumps(counts, indent=2))
-    log.info("built the corpus in %s: %s", folder, counts)
-
-
-def _split_of(text: str) -> str:
-    return "val" if held_out(text, VAL_SHARE) else "train"
+def _file(folder: Path, kind: str, split: str) -> Path:
+    return folder / kind / f"{split}.jsonl"

@@ -1,4 +1,4 @@
-"""Tokenize texts into MDS shards: `python -m composer_packing.prepare INPUT... --tokenizer NAME --out FOLDER`."""
+"""The command that makes MDS shards: `python -m composer_packing.prepare INPUT... --tokenizer NAME --out FOLDER`."""
 
 import argparse
 import logging
@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,10 +16,11 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from composer_packing.common.addresses import is_address
 from composer_packing.common.errors import ConfigError, join_lines
 from composer_packing.common.folders import build_once
-from composer_packing.config.sources import DOCUMENT_PER, ON_ERROR
-from composer_packing.data.prepare.files import check_apart, find_files
-from composer_packing.data.prepare.pipeline import LONG, Preparing, write_shards
+from composer_packing.config.prepare import PrepareConfig
+from composer_packing.data.prepare.files import EXAMPLE_SUFFIXES, SUFFIXES, check_apart, find_files
+from composer_packing.data.prepare.pipeline import SPLITS, write_shards
 from composer_packing.data.prepare.stats import TOKENIZER
+from composer_packing.data.prepare.tokenize_records import COUNTS
 from composer_packing.data.prepare.tokenizer_sample import sample_texts
 from composer_packing.data.tokenizer import (
     SPECIAL_TOKENS,
@@ -28,9 +30,12 @@ from composer_packing.data.tokenizer import (
     train_tokenizer,
 )
 
+SETTINGS = [setting for setting in fields(PrepareConfig) if "help" in setting.metadata]
+"""Settings that are options of the command."""
+
 
 def main(arguments: list[str]) -> int:
-    """Run the command; the exit code is 0, or 2 for what the user can mend."""
+    """Run the command. The exit code is 0, 2 for an error that the user can fix, or 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("composer_packing").setLevel(logging.INFO)
@@ -41,10 +46,10 @@ def main(arguments: list[str]) -> int:
             stats = prepare(options)
         print(closing_line(options.out, stats, time.monotonic() - start), flush=True)
     except ConfigError as error:
-        print(f"prepare: {join_lines(error)}", file=sys.stderr)  # a name may hold a line end
+        print(f"prepare: {join_lines(error)}", file=sys.stderr)  # a file name may hold a line end
         return 2
     except OSError as error:
-        print(f"prepare: {error.filename or options.out}: {error.strerror or error}; mend that", file=sys.stderr)
+        print(f"prepare: {error.filename or options.out}: {error.strerror or error}; fix that", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -52,24 +57,28 @@ def main(arguments: list[str]) -> int:
 
 
 def prepare(options: argparse.Namespace) -> dict[str, Any]:
-    """Build the folder; returns what its `stats.json` holds.
+    """Build the folder; returns the contents of its `stats.json`.
 
     Raises:
-        ConfigError: something will not do, or the folder is there already.
+        ConfigError: an option is not allowed, an input cannot be read, or the folder exists already.
         OSError: the folder cannot be made or written.
     """
-    names = ("val_share", "text_field", "document_per", "on_error", "long", "max_seq_len", "processes")
-    given = {name: getattr(options, name) for name in names}
-    settings = Preparing(**{name: value for name, value in given.items() if value is not None})
-    train = find_files(options.inputs)
-    val = find_files(options.val) if options.val else []
+    settings = PrepareConfig(**{setting.name: getattr(options, setting.name) for setting in SETTINGS})
+    suffixes = EXAMPLE_SUFFIXES if settings.examples else SUFFIXES
+    train = find_files(options.inputs, suffixes)
+    val = find_files(options.val, suffixes) if options.val else []
     check_apart(train, val)
     if is_address(options.out) or not options.out.isprintable():
-        raise ConfigError(f"out={options.out!r}: is no name of a folder here; give one, and copy it where it should be")
+        raise ConfigError(f"out={options.out!r}: must be a folder on this machine; copy it elsewhere afterwards")
     smallest = 256 + len(SPECIAL_TOKENS)
     if options.train_tokenizer is not None and options.train_tokenizer < smallest:
         raise ConfigError(
             f"train_tokenizer={options.train_tokenizer}: must be at least {smallest}, for bytes and special tokens"
+        )
+    if options.train_tokenizer is not None and settings.examples:
+        raise ConfigError(
+            f"train_tokenizer={options.train_tokenizer}: is trained on texts, not on examples; give tokenizer, the one "
+            f"of the model that is fine-tuned"
         )
     out, stats = Path(os.path.abspath(options.out)), dict[str, Any]()
 
@@ -80,32 +89,32 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
             texts = sample_texts(train, val, settings)
             tokenizer = TextTokenizer(fast_tokenizer(train_tokenizer(texts, options.train_tokenizer)))
         tokenizer.save(folder / TOKENIZER)
-        # From here on work is shared out over processes, or one is all that was asked for.
+        # From here on, the processes share the work, or one process is all that was asked for.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         stats.update(write_shards(folder, train, val, settings, tokenizer))
 
     build_once(out, build)
     if not stats:
-        raise ConfigError(f"out={options.out}: exists already; give another, or delete it")
+        raise ConfigError(f"out={options.out}: exists already; give another folder, or delete this one")
     return stats
 
 
 def closing_line(out: str, stats: Mapping[str, Any], seconds: float) -> str:
-    """What was made, in one line."""
-    splits = {split: stats[split] for split in ("train", "val")}
-    tokens = sum(split["tokens"] for split in splits.values())
-    parts = [
-        *(f"{name} {split['documents']:,} documents, {split['tokens']:,} tokens" for name, split in splits.items()),
+    """What was written and what was not, in one line."""
+    total = {name: sum(stats[split][name] for split in SPLITS) for name in ("documents", "tokens", *COUNTS)}
+    parts = [f"{name} {stats[name]['documents']:,} documents, {stats[name]['tokens']:,} tokens" for name in SPLITS]
+    if long := total["long"]:
+        is_cut = stats["settings"]["long"] == "cut"
+        pieces = total["documents"] + total["dropped"] - total["given"] + long
+        became = f"{total['tokens_cut_off']:,} tokens cut off" if is_cut else f"in {pieces:,} pieces"
+        parts.append(f"{long:,} longer than {stats['settings']['max_seq_len']:,}, {became}")
+    if dropped := total["dropped"]:
+        parts.append(f"dropped {dropped:,}, with nothing to learn")
+    parts += [
         f"skipped {_counted(stats['skipped'])}",
-        f"mended {_counted(stats['mended'])}",
-        f"{seconds:.1f} s, {tokens / seconds:,.0f} tokens/s",
+        f"repaired {_counted(stats['repaired'])}",
+        f"{seconds:.1f} s, {total['tokens'] / seconds:,.0f} tokens/s",
     ]
-    if long := stats["long"]["documents"]:
-        what = {
-            "cut": f"{stats['long']['tokens_cut_off']:,} tokens cut off",
-            "chunk": f"{stats['long']['chunks']:,} chunks",
-        }
-        parts.insert(2, f"long {long:,} documents, {what[stats['settings']['long']]}")
     return f"{out}: {'; '.join(parts)}"
 
 
@@ -116,39 +125,44 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 
 def _terminated(number: int, frame: object) -> NoReturn:
-    """Leave as an error does, so that what is half done is removed."""
+    """End as an error does, so that the unfinished folder is removed."""
     sys.exit(128 + number)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m composer_packing.prepare",
-        description="Tokenize texts into MDS shards, on all cores. The folder appears whole or not at all.",
+        description="Turn texts, or examples for fine-tuning, into MDS shards of token ids, on all cores. "
+        "The folder appears whole or not at all.",
     )
-    add = parser.add_argument
-    add(
+    parser.add_argument(
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help=".txt, .jsonl (or .gz, .zst of these), .parquet, a folder of them, "
+        help=".txt, .jsonl (also compressed: .gz, .zst), .parquet, a folder of such files, "
         "or a folder that save_to_disk of Hugging Face datasets wrote",
     )
-    add("--out", required=True, metavar="FOLDER", help="folder that is made: train, val, tokenizer and stats.json")
-    either = parser.add_mutually_exclusive_group(required=True)
-    either.add_argument("--tokenizer", metavar="NAME", help="folder that save_pretrained wrote, or a name on the hub")
-    either.add_argument(
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="new folder: train, val, tokenizer, stats.json")
+    tokenizer = parser.add_mutually_exclusive_group(required=True)
+    tokenizer.add_argument(
+        "--tokenizer", metavar="NAME", help="folder that save_pretrained wrote, or a name on the hub"
+    )
+    tokenizer.add_argument(
         "--train-tokenizer",
         type=int,
         metavar="SIZE",
-        help="train a byte-level BPE of that many entries on the train split instead",
+        help="train a byte-level BPE with this many entries on the train split instead",
     )
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument("--val-share", type=float, metavar="SHARE", help="share of documents held out (0.01)")
-    either.add_argument("--val", nargs="+", metavar="INPUT", help="documents to evaluate on; none is held out then")
-    add("--text-field", metavar="NAME", help="field or column with the text (text)")
-    add("--document-per", choices=DOCUMENT_PER, help="what a document of a .txt is (file)")
-    add("--long", choices=LONG, help="what becomes of documents longer than --max-seq-len (keep)")
-    add("--max-seq-len", type=int, metavar="TOKENS", help="tokens of a document at most, for cut and chunk")
-    add("--on-error", choices=ON_ERROR, help="what is done about a record that cannot be read (stop)")
-    add("--processes", type=int, metavar="N", help="processes that share the work (one per core)")
+    held_out = parser.add_mutually_exclusive_group()
+    held_out.add_argument("--val", nargs="+", metavar="INPUT", help="documents to evaluate on, instead of a share")
+    defaults = PrepareConfig()
+    for setting in SETTINGS:
+        group, default = held_out if setting.name == "val_share" else parser, getattr(defaults, setting.name)
+        how: dict[str, Any] = {"default": default, "help": setting.metadata["help"]}
+        if default is False:
+            how["action"] = "store_true"
+        else:
+            how |= {"type": int if default is None else type(default), "choices": setting.metadata["choices"]}
+            how["help"] += "" if default is None else f" (default: {default})"
+        group.add_argument(f"--{setting.name.replace('_', '-')}", **how)
     return parser

@@ -1,4 +1,7 @@
-"""A function applied to many items in several processes, with the results in order and a bound on what is under way."""
+"""A pool of processes that applies a function to many items. Results come in order, and few items are in memory.
+
+`Executor.map` takes all items at once, and gets a limit only in Python 3.14. Here an item is taken as a result leaves.
+"""
 
 import contextlib
 import multiprocessing
@@ -17,24 +20,24 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 UNDER_WAY = 3
-"""Items per process that are handed out and whose results are not taken yet."""
+"""Items per process that were handed out and whose results are not taken yet."""
 
 _function: Callable[[Any], Any]
-"""What a worker process applies; it is handed over once, as it may hold a large tokenizer."""
+"""The function of a worker process. Each worker gets it once, as it may hold a large tokenizer."""
 
 
 def map_in_order(
     function: Callable[[Item], Result], items: Iterable[Item], processes: int, preload: str
 ) -> Generator[Result, None, None]:
-    """Results for all items, in their order. Close it, and the workers end.
+    """Results for all items, in their order. Closing the generator ends the workers.
 
-    Workers end with this process too, however it ends. With one process the work is done in this one.
+    Workers also end with this process, however it ends. If `processes` is 1, this process does the work itself.
 
     Args:
-        function: can be pickled, as items and results can.
-        items: taken by this process, never more than `UNDER_WAY * processes` before the result that is given next.
-        processes: how many do the work.
-        preload: module that the workers share, as it is loaded before they are forked from a process of their own.
+        function: applied to each item. The function, items and results must be picklable.
+        items: read by this process, at most `UNDER_WAY * processes` items ahead of the next result.
+        processes: number of workers.
+        preload: module that is imported once, in the process from which the workers are forked.
 
     Raises:
         ConfigError: a worker was killed.
@@ -42,7 +45,7 @@ def map_in_order(
     if processes == 1:
         yield from map(function, items)
         return
-    # Threads of this process rule out a plain fork, and loading everything anew in each worker takes seconds.
+    # This process has threads, which rules out a plain fork; importing everything in each worker takes seconds.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", preload])
     pool = ProcessPoolExecutor(processes, context, _start_worker, (function,))
@@ -57,7 +60,7 @@ def map_in_order(
             yield under_way.popleft().result()
     except (BrokenProcessPool, BrokenPipeError, ConnectionResetError) as error:
         raise ConfigError(
-            f"processes={processes}: one of them was killed, perhaps as memory ran out; run again, with fewer of them"
+            f"processes={processes}: one was killed, perhaps because memory ran out; run again with fewer processes"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -65,13 +68,13 @@ def map_in_order(
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Handle SIGINT and SIGTERM at the end only.
+    """Delay SIGINT and SIGTERM until the end of the block.
 
-    What their handlers raise in the middle of starting a worker would leave one that its pool does not know of. That
-    one might take the note by which the pool tells another to end, and the pool would wait for the other for ever.
+    An exception from their handlers while a worker starts would leave a worker that the pool does not know. That worker
+    might take the message by which the pool tells another worker to end. The pool would wait for the other for ever.
     """
     handlers, came = {}, list[int]()
-    if threading.current_thread() is threading.main_thread():  # in which handlers run, and which alone may set them
+    if threading.current_thread() is threading.main_thread():  # only this thread runs and sets handlers
         found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         handlers = {number: handler for number, handler in found.items() if callable(handler)}
     try:
@@ -88,8 +91,8 @@ def _interrupts_held() -> Iterator[None]:
 def _start_worker(function: Callable[[Any], Any]) -> None:
     global _function
     _function = function
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as the work is shared out already
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes share the work already
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the workers
     threading.Thread(target=_end_with_the_first_process, daemon=True).start()
 
 

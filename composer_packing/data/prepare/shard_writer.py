@@ -11,51 +11,63 @@ from streaming import MDSWriter
 
 
 class _EncodedWriter(MDSWriter):
-    """Takes samples that are encoded already: all but a twentieth of what writing one costs goes to encoding it."""
+    """Takes samples that are encoded already: the library's encoding is most of what writing a sample costs."""
 
     def encode_sample(self, sample: Any) -> bytes:
-        """The sample, as it is."""
+        """The sample, unchanged."""
         return bytes(sample)
 
 
-def encode_sample(items: NDArray[np.unsignedinteger[Any]], is_text: bool) -> bytes:
-    """The only value of a sample: how many bytes it has, then UTF-8, or one dimension, its extent and ids."""
-    value = items.tobytes()
-    if not is_text:
-        extent_bytes = 1 if len(items) < 2**8 else 2 if len(items) < 2**16 else 4
-        value = bytes([1 << 2 | extent_bytes >> 1]) + len(items).to_bytes(extent_bytes, "little") + value
-    return len(value).to_bytes(4, "little") + value
+def encode_array(items: NDArray[np.unsignedinteger[Any]]) -> bytes:
+    """A column's value: a one-dimensional array whose type the column states, as its length and its items."""
+    extent_bytes = 1 if len(items) < 2**8 else 2 if len(items) < 2**16 else 4
+    return bytes([1 << 2 | extent_bytes >> 1]) + len(items).to_bytes(extent_bytes, "little") + items.tobytes()
+
+
+def encode_sample(*values: bytes) -> bytes:
+    """A sample of values in the order of their columns' names: how many bytes each value has, then the values."""
+    return b"".join(len(value).to_bytes(4, "little") for value in values) + b"".join(values)
 
 
 class ShardWriter:
-    """Writes documents in one column: `input_ids` of ids, or `text`.
+    """Writes documents in one column, `input_ids` or `text`; for examples also in a second, `loss_mask`.
 
     Args:
         folder: is made.
         dtype: uint16 or uint32 for ids; None for texts.
+        has_loss_mask: documents are examples.
     """
 
-    def __init__(self, folder: Path, dtype: Any | None) -> None:
+    def __init__(self, folder: Path, dtype: Any | None, has_loss_mask: bool = False) -> None:
         self._is_text = dtype is None
-        column, encoding = ("text", "str") if dtype is None else ("input_ids", f"ndarray:{np.dtype(dtype).name}")
-        # Hashes, so that the index of other data is another, whatever its sizes.
-        self._writer = _EncodedWriter(columns={column: encoding}, out=str(folder), hashes=["xxh64"])
-        # Two of them, so that it does not matter how documents are shared out to calls.
-        self._data_hash, self._lengths_hash = hashlib.sha256(), hashlib.sha256()
+        columns = {"text": "str"} if dtype is None else {"input_ids": f"ndarray:{np.dtype(dtype).name}"}
+        if has_loss_mask:
+            columns["loss_mask"] = "ndarray:uint8"
+        # With hashes, the index of other data differs even if all sizes are equal.
+        self._writer = _EncodedWriter(columns=columns, out=str(folder), hashes=["xxh64"])
+        # One hash for each array, so that it does not matter how documents are divided into calls.
+        self._hashes = [hashlib.sha256() for _ in range(2 + has_loss_mask)]
         self._documents = self._items = self._longest = 0
         self._lengths: Counter[int] = Counter()
 
-    def write(self, data: NDArray[np.unsignedinteger[Any]], lengths: NDArray[np.int64]) -> None:
+    def write(
+        self,
+        data: NDArray[np.unsignedinteger[Any]],
+        lengths: NDArray[np.int64],
+        loss_mask: NDArray[np.uint8] | None = None,
+    ) -> None:
         """Write documents.
 
         Args:
-            data: ids of the dtype above, or uint8 of UTF-8; all documents end to end.
+            data: `(items,)`, ids of the type above, or uint8 of UTF-8; all documents end to end.
             lengths: int64 `(documents,)`, at least 1 each.
+            loss_mask: uint8 `(items,)` for examples, 1 for a token that is to be learned.
         """
         if not len(lengths):
             return
-        self._data_hash.update(data.tobytes())
-        self._lengths_hash.update(lengths.tobytes())
+        arrays: tuple[NDArray[Any], ...] = (data, lengths) if loss_mask is None else (data, lengths, loss_mask)
+        for digest, array in zip(self._hashes, arrays, strict=True):
+            digest.update(array.tobytes())
         self._documents += len(lengths)
         self._items += len(data)
         self._longest = max(self._longest, int(lengths.max()))
@@ -63,18 +75,24 @@ class ShardWriter:
         self._lengths.update((2 ** exponents.astype(np.int64)).tolist())
         start = 0
         for end in np.cumsum(lengths).tolist():
-            self._writer.write(encode_sample(data[start:end], self._is_text))
+            values = [data[start:end].tobytes() if self._is_text else encode_array(data[start:end])]
+            if loss_mask is not None:
+                values.append(encode_array(loss_mask[start:end]))
+            self._writer.write(encode_sample(*values))
             start = end
 
     def finish(self) -> dict[str, Any]:
-        """Write the last shard and the index.
+        """Write the last shard and the index, and count.
 
         Returns:
-            How many documents and tokens (of texts, bytes) there are, how many the longest has, how many documents
-            have at most 1, 2, 4, 8, ... and more than the number before, and a fingerprint of data and lengths.
+            documents: how many.
+            tokens: of all documents; `bytes` instead for texts.
+            longest: tokens or bytes of the longest document.
+            lengths: how many documents have at most 1, 2, 4, 8, ... and more than the number before.
+            fingerprint: of all documents and their order.
         """
         self._writer.finish()
-        fingerprint = hashlib.sha256(self._data_hash.digest() + self._lengths_hash.digest())
+        fingerprint = hashlib.sha256(b"".join(digest.digest() for digest in self._hashes))
         return {
             "documents": self._documents,
             "bytes" if self._is_text else "tokens": self._items,

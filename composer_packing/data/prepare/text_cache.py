@@ -1,15 +1,14 @@
-"""Texts of any format, copied once into MDS shards, where any of them can be read at random while training."""
+"""Texts of any format, copied once into MDS shards, so that training can read them in any order."""
 
 import hashlib
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from composer_packing.common.errors import ConfigError
 from composer_packing.common.folders import build_once
 from composer_packing.config.sources import TextsConfig
 from composer_packing.data.prepare.files import STATE, check_apart, find_files
-from composer_packing.data.prepare.pipeline import Preparing, write_shards
+from composer_packing.data.prepare.pipeline import write_shards
 
 SUFFIXES_OF = {
     "text": (".txt", ".txt.gz", ".txt.zst"),
@@ -17,27 +16,27 @@ SUFFIXES_OF = {
     "parquet": (".parquet",),
     "huggingface": (STATE,),
 }
-"""Files of each source; a data set of Hugging Face is a folder."""
+"""Ends of the file names of each source. A data set of Hugging Face is a folder with this file."""
 
 MOST_BYTES_ALONE = 2**26
-"""Below this, one process is done before others would have started."""
+"""Below this size, one process finishes before others would have started."""
 
 FORMAT = 1
-"""Part of the fingerprint: raise it when the same files should give other shards."""
+"""Part of the fingerprint. Raise it when the same files should give different shards."""
 
 
 def copy_texts_once(kind: str, source: TextsConfig, cache_folder: Path) -> Path:
-    """The folder with the shards of the splits `train` and `val`, filled first where it is not there yet.
+    """The folder with the shards of the splits `train` and `val`. The first run that needs the folder fills it.
 
-    Its name holds a fingerprint of the settings and of the path, size and time of change of every file.
+    The folder's name holds a fingerprint of the settings, and of the path, size and time of change of every file.
 
     Args:
         kind: key of the source in `data`.
-        source: what is under it.
-        cache_folder: where such folders are kept.
+        source: settings of the source.
+        cache_folder: holds such folders.
 
     Raises:
-        ConfigError: a file is not there, or a record cannot be read and the source says to stop at it.
+        ConfigError: a file is missing, or a record cannot be read and the source says to stop at it.
         OSError: the folder cannot be made or written.
     """
     settings = asdict(source)
@@ -56,13 +55,12 @@ def copy_texts_once(kind: str, source: TextsConfig, cache_folder: Path) -> Path:
             num_bytes += found.st_size
             digest.update(f"\n{file.absolute()} {found.st_size} {found.st_mtime_ns}".encode("utf-8", "surrogateescape"))
     folder = cache_folder / f"texts-{digest.hexdigest()[:12]}"
-    more: dict[str, Any] = {key: settings[key] for key in ("text_field", "document_per") if key in settings}
+    config = source.prepare_config()
     if num_bytes < MOST_BYTES_ALONE:
-        more["processes"] = 1
-    preparing = Preparing(val_share=source.val_share, on_error=source.on_error, **more)
+        config = replace(config, processes=1)
 
     def copy(building: Path) -> None:
-        write_shards(building, train, val, preparing, tokenizer=None)
+        write_shards(building, train, val, config, tokenizer=None)
 
     build_once(folder, copy)
     return folder

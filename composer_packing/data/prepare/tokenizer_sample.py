@@ -1,4 +1,4 @@
-"""Texts to train a tokenizer on: those of the train split, or as many of them as memory has room for."""
+"""Texts to train a tokenizer on: the train split, or a sample of it that fits into memory."""
 
 import hashlib
 import logging
@@ -6,27 +6,29 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from composer_packing.data.prepare.pipeline import Preparing, documents_of, split_parts
+from composer_packing.config.prepare import PrepareConfig
+from composer_packing.data.prepare.pipeline import documents_of, split_parts
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 30
-"""Bytes of all texts that are taken, at most."""
+"""Bytes of all texts in the sample, at most."""
 
 
 def sample_texts(
-    train: Sequence[Path], val: Sequence[Path], settings: Preparing, max_bytes: int = MAX_BYTES
+    train: Sequence[Path], val: Sequence[Path], settings: PrepareConfig, max_bytes: int = MAX_BYTES
 ) -> list[str]:
-    """Texts of the train split in order: all, or half of them by a hash, or a quarter, and so on.
+    """Texts of the train split in order: all of them, or half of them chosen by a hash, or a quarter, and so on.
 
     Args:
         train: files, as `find_files` gives them.
-        val: those with the documents to evaluate on, of which none is taken; none to hold them out by hash.
+        val: files with the documents to evaluate on, which are not read; if there are none, a share of the documents of
+            `train` is held out, and not taken either.
         settings: how texts are read.
         max_bytes: bytes of all texts, at most.
 
     Raises:
-        ConfigError: as `documents_of` says.
+        ConfigError: a record cannot be read, or a process was killed.
     """
     taken: list[tuple[float, bytes]] = []
     size = documents = 0
@@ -40,14 +42,14 @@ def sample_texts(
                     continue
                 documents += 1
                 text = some.data[start:end].tobytes()
-                # Other bytes of the hash than those that say what is held out.
-                place = int.from_bytes(hashlib.sha256(text).digest()[8:16], "big") / 2**64
-                if place < share:
-                    taken.append((place, text))
+                # These bytes of the hash are not those that decide what is held out.
+                rank = int.from_bytes(hashlib.sha256(text).digest()[8:16], "big") / 2**64
+                if rank < share:
+                    taken.append((rank, text))
                     size += length
             while size > max_bytes:
                 share /= 2
-                taken = [(place, text) for place, text in taken if place < share]
+                taken = [(rank, text) for rank, text in taken if rank < share]
                 size = sum(len(text) for _, text in taken)
     log.info("training the tokenizer on %d of %d documents, %d bytes", len(taken), documents, size)
     return [text.decode() for _, text in taken]
