@@ -150,11 +150,11 @@ class DocumentLoader:
 class _Requests(Sampler[Any]):
     """What PyTorch's `DataLoader` asks the dataset for in the next epoch.
 
-    The loader iterates over this once when it starts its workers, and once an epoch. At the start there is nothing to
-    read: then it only starts the workers.
+    The loader asks for an iterator when it starts its workers, and again for each epoch. The first iterator is empty,
+    so that workers start before there is anything to read.
 
     Attributes:
-        of_epoch: one argument of `__getitems__` for each source batch.
+        of_epoch: one argument of `__getitems__` for each source batch of the next epoch.
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `killed_runs` found. One program for all tests of this file. A failure shows the seed, which draws the same kinds and moments of kills again."""
+    """What `killed_runs` found. One program for all tests of this file.
+
+    A failure shows the seed. The seed draws the same kinds and moments of kills again.
+    """
     seed = os.environ.get("KILLED_RUNS_SEED", "1")
     print(f"to draw the same kills again: KILLED_RUNS_SEED={seed}")
     folder = str(tmp_path_factory.mktemp("killed"))

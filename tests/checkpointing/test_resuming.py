@@ -83,26 +83,17 @@ def test_a_run_resumes_from_every_batch_as_if_it_had_not_stopped(num_workers: in
 
 
 @pytest.fixture(scope="module")
-<<<<<<< HEAD
 def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TrainingData]:
-    """The source of each kind, opened once."""
-=======
-def opened(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
     """The source of each kind. Each is opened once."""
->>>>>>> 9fb6a1c (Tests of checkpointing in plain English)
     folder = tmp_path_factory.mktemp("written")
     write_all(folder)
     return {kind: open_source(run_over(config)) for kind, config in sources(folder).items()}
 
 
 @pytest.mark.parametrize(("kind", "how"), list(zip(KINDS, itertools.cycle(HOW), strict=False)))
-<<<<<<< HEAD
-def test_every_source_goes_on_from_every_batch(
+def test_every_source_resumes_from_every_batch(
     kind: str, how: tuple[int, int], opened: dict[str, TrainingData]
 ) -> None:
-=======
-def test_every_source_resumes_from_every_batch(kind: str, how: tuple[int, int], opened: dict[str, Source]) -> None:
->>>>>>> 9fb6a1c (Tests of checkpointing in plain English)
     num_workers, depth = how
     source = opened[kind]
     config = run_over(DataConfig(), num_workers, device_train_microbatch_size=1)

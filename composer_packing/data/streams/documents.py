@@ -6,7 +6,7 @@ Two parts of mosaicml-streaming are used: `Stream` fetches, checks and unpacks s
 - It repeats documents until all ranks have equally many. Here every document comes once.
 - Its workers wait for the workers of all ranks at every epoch. Ranks that pack may drift apart by an epoch, and then
   this wait may never end.
-- It leaves shared memory behind after a crash, and the next run stumbles over that.
+- It leaves shared memory behind after a crash, and the next run can fail because of that.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """The shards of a split on this machine: fetched when they are needed or before, removed when they take too much room.
 
-A run's ranks and worker processes share the folder. A file lock for each shard is all they share. The system releases
-it however a process ends, so that a crash leaves nothing behind that the next run would wait for.
+The ranks of a run and their worker processes use the same folder. They agree by a file lock for each shard, and by
+nothing else. The system releases the lock however a process ends, so that no run waits for one that has crashed.
 """
 
 import contextlib
