@@ -118,15 +118,19 @@ def _check_data(config: TrainConfig) -> None:
             f"data.{kind}.bytes_dtype={source.bytes_dtype}: must be an integer type, one of {', '.join(BYTES_DTYPES)}"
         )
     if isinstance(source, StreamingConfig):
-        if not source.streams:
-            raise ConfigError("data.streaming.streams={}: give at least one, as {mine: {remote: s3://bucket/folder}}")
-        for name, stream in source.streams.items():
-            if stream.remote is None and stream.local is None:
-                raise ConfigError(f"data.streaming.streams.{name}: give remote, local, or both")
-            weights = {key: getattr(stream, key) for key in ("proportion", "repeat", "choose")}
-            for key, weight in weights.items():
-                if weight is not None and not 0 < weight < LARGEST:
-                    raise ConfigError(f"data.streaming.streams.{name}.{key}={weight}: must be above 0 and below 2**32")
+        _check_streams(source)
+
+
+def _check_streams(source: StreamingConfig) -> None:
+    if not source.streams:
+        raise ConfigError("data.streaming.streams={}: give at least one, as {mine: {remote: s3://bucket/folder}}")
+    for name, stream in source.streams.items():
+        if stream.remote is None and stream.local is None:
+            raise ConfigError(f"data.streaming.streams.{name}: give remote, local, or both")
+        for key in ("proportion", "repeat", "choose"):
+            weight = getattr(stream, key)
+            if weight is not None and not 0 < weight < LARGEST:
+                raise ConfigError(f"data.streaming.streams.{name}.{key}={weight}: must be above 0 and below 2**32")
 
 
 def _check_objective(config: TrainConfig) -> None:
