@@ -8,7 +8,7 @@ RANKS ?= $(shell $(BIN)/python -c "import torch; print(torch.cuda.device_count()
 # More `key=value` for the run: make train ARGS="seed=3 optimizer.lr=1e-3"
 ARGS ?=
 
-.PHONY: train test test-fast check benchmark constraints clean
+.PHONY: train test test-fast check benchmark configuration constraints clean
 
 train: $(VENV)/installed
 	$(BIN)/composer -n $(RANKS) train.py yamls/pretrain.yaml $(ARGS)
@@ -28,6 +28,10 @@ benchmark: $(VENV)/installed-test
 	for script in packing order interference memory start waiting_for_items pack_sequences data resume; do \
 	  $(BIN)/python benchmarks/$$script.py || exit 1; \
 	done
+
+# The tables of docs/configuration.md, from the dataclasses of the schema; a test fails when they are out of date.
+configuration: $(VENV)/installed
+	$(BIN)/python docs/make_configuration.py
 
 # Needs uv; the result is for every supported Python at once.
 constraints:

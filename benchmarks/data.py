@@ -1,18 +1,20 @@
-"""Tokens per second that a process reads and packs, beside a plain loop over a `StreamingDataset` of the same shards.
+"""Tokens per second that a process reads and packs, compared with a plain loop over a `StreamingDataset`.
 
-Everything is measured in processes of their own, in turns, and given as medians; on a shared machine only the ratios
-mean something. It is part of `make benchmark`. From MDS shards of ids (lognormal lengths, mean 262 tokens):
+Each contestant runs in a process of its own. The contestants take turns, and medians are printed. On a shared machine
+only the ratios mean something. `make benchmark` runs this script.
 
-- plain: a `DataLoader` over a `StreamingDataset`, shuffled, in batches of lists of arrays; it reads, and packs nothing.
+From MDS shards of ids, whose lengths are lognormal:
+
+- plain: a `DataLoader` over a `StreamingDataset`, shuffled, in batches of lists of arrays. It reads, and packs nothing.
 - mds, read: source batches from the source `mds`.
-- mds, packed: the same into batches by subset sum with keyed masks, on one thread.
+- mds, packed: these source batches packed by subset sum with keyed masks, on one thread.
 - streaming, read: source batches from the source `streaming`.
 
-From MDS shards of texts, docstrings of installed packages, tokenized while reading:
+From MDS shards of texts, which are docstrings of installed packages and are tokenized as they are read:
 
-- plain: the same loop, each worker tokenizing text by text.
-- mds of texts: source batches, each worker tokenizing all texts of one at a time. Without workers the tokenizer itself
-  uses all cores.
+- plain: the same loop. Each worker tokenizes text by text.
+- mds of texts: source batches. Each worker tokenizes all texts of a source batch at once. Without workers, the
+  tokenizer itself uses all cores.
 """
 
 import multiprocessing
@@ -36,10 +38,10 @@ from composer_packing.config.sources import StreamConfig, StreamingConfig
 from composer_packing.data.docstrings.extract import documents, source_files
 from composer_packing.data.document_loader import DocumentLoader
 from composer_packing.data.mds.documents import MdsDocuments
-from composer_packing.data.share_sampler import NumberBatches, ShareSampler
+from composer_packing.data.share_sampler import ShareSampler
 from composer_packing.data.streams.documents import StreamedDocuments
 from composer_packing.data.streams.index import open_streams
-from composer_packing.data.streams.sampler import StreamSampler, WantedBatches
+from composer_packing.data.streams.sampler import StreamSampler
 from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, train_tokenizer
 
 SIZE, ROUNDS, VOCAB_SIZE, NUM_DOCUMENTS = 512, 3, 4096, 100_000
@@ -47,14 +49,14 @@ WARM_UP, MEASURED = {"ids": 3e6, "texts": 3e5}, {"ids": 15e6, "texts": 15e5}  # 
 
 
 class PlainDataset(StreamingDataset):
-    """What a plain loop reads: ids, or texts tokenized one by one."""
+    """What the plain loop reads: ids, or texts that are tokenized one by one."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer) -> None:
         super().__init__(local=str(folder), batch_size=SIZE, shuffle=True)
         self.tokenizer = tokenizer
 
-    def __getitem__(self, at: Any) -> Any:
-        sample = super().__getitem__(at)
+    def __getitem__(self, index: Any) -> Any:
+        sample = super().__getitem__(index)
         return sample["input_ids"] if "input_ids" in sample else np.array(self.tokenizer.encode(sample["text"]).ids)
 
 
@@ -69,7 +71,7 @@ def plain(folder: Path, tokenizer: Tokenizer, num_workers: int) -> Iterator[int]
 def mds(folder: Path, tokenizer: TextTokenizer, num_workers: int) -> DocumentLoader:
     read = MdsDocuments(folder, tokenizer)
     sampler = ShareSampler(read, 1, 0, 17)
-    return DocumentLoader(read, sampler, NumberBatches(sampler, SIZE), num_workers, 2)
+    return DocumentLoader(read, sampler, SIZE, num_workers, 2)
 
 
 def mds_read(folder: Path, tokenizer: TextTokenizer, num_workers: int) -> Iterator[int]:
@@ -95,12 +97,12 @@ def streaming_read(folder: Path, tokenizer: TextTokenizer, num_workers: int) -> 
     settings = StreamingConfig(streams={"all": StreamConfig(local=str(folder.parent), train=folder.name)})
     read = StreamedDocuments(open_streams(settings, "train", folder, 17), settings, tokenizer)
     sampler = StreamSampler(read, 1, 0, 1, 17)
-    for batch in DocumentLoader(read, sampler, WantedBatches(sampler, read, SIZE), num_workers, 2):
+    for batch in DocumentLoader(read, sampler, SIZE, num_workers, 2):
         yield len(batch.tokens)
 
 
 def per_second(contestant: Callable[[], Iterator[int]], warm_up: float, measured: float) -> float:
-    """Tokens per second, the start and the first tokens left out."""
+    """Tokens per second, without the start and the first tokens."""
     tokens, started, seen, before = contestant(), 0.0, 0, 0
     for count in tokens:
         seen += count
@@ -112,7 +114,7 @@ def per_second(contestant: Callable[[], Iterator[int]], warm_up: float, measured
 
 
 def in_a_process(contestant: Callable[[], Iterator[int]], warm_up: float, measured: float) -> float:
-    """The same in a process of its own, as a `StreamingDataset` leaves threads behind."""
+    """Tokens per second in a process of its own, as a `StreamingDataset` leaves threads behind."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
@@ -120,19 +122,19 @@ def in_a_process(contestant: Callable[[], Iterator[int]], warm_up: float, measur
         sender.send(per_second(contestant, warm_up, measured))
         for child in multiprocessing.active_children():
             child.terminate()
-        clean_stale_shared_memory()  # what a `StreamingDataset` leaves there
+        clean_stale_shared_memory()  # a `StreamingDataset` leaves some
         os._exit(0)
 
     process = context.Process(target=measure)
     process.start()
-    sender.close()  # so that a process that dies is an error here
+    sender.close()  # so that `recv` raises an error if the process dies
     found: float = receiver.recv()
     process.join()
     return found
 
 
 def write(folder: Path) -> tuple[Tokenizer, TextTokenizer]:
-    """Shards of ids and of texts, and the tokenizer in both forms."""
+    """Write shards of ids and of texts. Returns the tokenizer in both forms."""
     texts = list(documents(path for _, path in source_files()))
     tokenizer = train_tokenizer(texts[:5000], VOCAB_SIZE)
     with MDSWriter(out=str(folder / "texts"), columns={"text": "str"}) as writer:
@@ -148,7 +150,7 @@ def write(folder: Path) -> tuple[Tokenizer, TextTokenizer]:
 
 def main() -> None:
     """Print two tables."""
-    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # of what is cleaned up in another way
+    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker"  # shared memory is cleaned up above
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         backend, tokenizer = write(folder)

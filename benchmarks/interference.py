@@ -1,20 +1,24 @@
-"""Share of its speed that a thread keeps which trains while batches are packed beside it.
+"""Share of its speed that a training thread keeps while batches are packed on another thread.
 
-A training thread of small torch operations keeps at least 98 % of its speed while 20 batches per second are
-delivered. The main thread trains a small network, forward, backward and update, on a core of its own. Twenty times a
-second it takes a batch and drops it, and another is packed beside it; that time counts as well. Packing is over long
-before half of such a period is: steps in its first half are compared with those in the second halves before and
-behind it, so that both see the same machine. The share is that of the whole period, as a median. It needs Linux,
-which lets a thread have a core of its own, and is part of `make benchmark`. The contestants:
+The claim: a training thread of small torch operations keeps at least 98 % of its speed while 20 batches per second are
+delivered.
 
-- nothing: no batch is taken; what differs is noise.
+The main thread trains a small network, forward, backward and update, on a core of its own. Twenty times a second it
+takes a batch and drops it, and the other thread packs a new one. The time of taking counts as lost too. Packing ends
+long before half of such a period is over. So the steps in the first half of a period are compared with those in the
+second halves before and after it, as both see the same machine. The share is computed for the whole period, and its
+median is printed.
+
+The script needs Linux, which lets a thread have a core of its own. `make benchmark` runs it. The contestants:
+
+- nothing: no batch is taken. The difference from 1 is noise.
 - buffered: `BufferedIterable` over a `SubsetSumSequencePacker` with keyed masks, from flat source batches.
-- lockstep: the same behind `Lockstep`, as a run has it.
-- buffered, same core: both threads share one core, as where a machine has none to spare.
-- plain, buffered: the plain packer of the benchmark `packing`, from arrays, behind `BufferedIterable`.
+- lockstep: `Lockstep` over the same packer, as in a run.
+- buffered, same core: both threads share one core, as on a machine without a spare core.
+- plain, buffered: `BufferedIterable` over the plain packer of the benchmark `packing`, from arrays.
 
-`taking` is the time of `next()` and of dropping the batch. The rest of what is lost goes to the interpreter's lock and
-to the memory that both threads share.
+The column `taking` is the time of `next()` and of dropping the batch. The rest of the loss comes from the interpreter's
+lock and from the memory that both threads share.
 """
 
 import itertools
@@ -34,7 +38,7 @@ PREFETCH, WIDTH = 5, 32
 
 
 def small_training() -> Callable[[], None]:
-    """A training step of a network so small that it is all calls."""
+    """Make a training step of a network so small that calls take nearly all of the time."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.GELU(), torch.nn.Linear(WIDTH, WIDTH))
@@ -50,7 +54,7 @@ def small_training() -> Callable[[], None]:
 
 
 def steps_per_second(step: Callable[[], None], started: float, seconds: float) -> float:
-    """Train until `seconds` after `started`; what went before the first step counts as well."""
+    """Train until `seconds` after `started`. The time before the first step counts too."""
     steps = 0
     now = time.perf_counter()
     while now < started + seconds:
@@ -61,7 +65,7 @@ def steps_per_second(step: Callable[[], None], started: float, seconds: float) -
 
 
 def measured(step: Callable[[], None], batches: Iterator[Any]) -> tuple[list[float], list[float], list[float]]:
-    """Take a batch in each period; steps per second in the first and second halves, and seconds of taking."""
+    """Take a batch in each period. Returns steps per second in first and in second halves, and seconds of taking."""
     first, second, taking = [], [], []
     for _ in range(PERIODS):
         started = time.perf_counter()
@@ -95,7 +99,7 @@ def main() -> None:
     }
     contestants: dict[str, Iterator[Any]] = {"nothing": itertools.repeat(None)}
     for name, (make, cores) in made.items():
-        os.sched_setaffinity(0, cores or [own])  # of this thread; those that it starts have the same
+        os.sched_setaffinity(0, cores or [own])  # of this thread, and of the threads that it starts
         batches = iter(make())
         contestants[name] = batches
         next(batches)

@@ -1,14 +1,17 @@
-"""Resident memory after thousands of batches, and for three sizes of the buffer.
+"""Resident memory after thousands of batches, for three sizes of the buffer.
 
-Resident memory is flat over 20,000 batches and grows with the buffer, not with the data. Each line is a process of its
-own that packs batches of `ROWS` rows of `ROW_LEN` slots with keyed masks, drops each, and says what the system counts
-as resident, in MB over what it was before the packer was made; its kernels have been compiled by then. The documents
-have lognormal lengths and are drawn as they are read, so that nothing but the packer can keep them. The last line
-reads Python lists, for fewer batches, and also counts the objects that Python has allocated: a reference that is not
-given back would show there first. It needs Linux and is part of `make benchmark`.
+The claim: resident memory stays flat over 20,000 batches, and grows with the buffer, not with the data.
 
-Best fit leaves long documents waiting, and more of them the longer it runs: as many documents hold more tokens, and
-its arrays may grow once more after thousands of batches. `buffer_size` documents of the longest kind are the bound.
+Each line comes from a process of its own. The process packs batches of `ROWS` rows of `ROW_LEN` slots with keyed masks
+and drops them. It prints its resident memory in MB, less the resident memory before the packer was made; all kernels
+are compiled before that. The documents have lognormal lengths and are drawn as they are read, so that nothing but the
+packer can keep them. The last line reads Python lists, for fewer batches, and also counts the objects that Python has
+allocated, as a reference that is never released would show there first. The script needs Linux. `make benchmark` runs
+it.
+
+Best fit leaves long documents waiting, and more of them the longer it runs. So the same number of documents comes to
+more tokens over time, and its arrays may grow once more after thousands of batches. The bound is `buffer_size`
+documents of the greatest length.
 """
 
 import gc
@@ -38,7 +41,7 @@ VOCAB_SIZE, MASK, PAD = 50_000, 4, 0
 
 
 class Case(NamedTuple):
-    """What a process packs, and after how many batches it looks."""
+    """What a process packs, and after how many batches it measures."""
 
     name: str
     strategy: type[SequencePacker]
@@ -60,7 +63,7 @@ CASES = (
 
 
 def source(lists: bool) -> Iterator[SourceBatch]:
-    """Source batches without end, all different."""
+    """Endless source batches, all different."""
     rng = np.random.default_rng(0)
     for number in itertools.count(step=SIZE):
         lengths = np.clip(rng.lognormal(5.25, 0.85, SIZE), 8, LONGEST).astype(np.int64)
@@ -88,7 +91,7 @@ def resident() -> float:
 
 
 def grown(case: Case) -> tuple[list[float], int]:
-    """Megabytes over those at the start at each look, and by how many objects Python has grown since the first."""
+    """Megabytes above the start at each measurement, and the growth in Python objects since the first of them."""
     for _ in itertools.islice(packer(case._replace(buffer=2 * SIZE)), 20):
         pass
     baseline = resident()
@@ -107,7 +110,7 @@ def main() -> None:
     print(" " * 25 + "MB after" + "".join(f"{look:9,}" for look in LOOKS) + " batches    objects since the first")
     context = multiprocessing.get_context("spawn")
     for case in CASES:
-        with context.Pool(1) as pool:  # one process to a case, as what one has freed would serve the next
+        with context.Pool(1) as pool:  # a process for each case, as memory that one case frees would serve the next
             looks, objects = pool.apply(grown, (case,))
         if case.looks != LOOKS:
             print(" " * 25 + "MB after" + "".join(f"{look:9,}" for look in case.looks) + " batches")

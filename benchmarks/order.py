@@ -1,7 +1,8 @@
-"""How full rows are, how long documents wait and how far they move, by strategy. The machine does not matter.
+"""How full rows are, how long documents wait and how far they move, for each strategy. The machine does not matter.
 
-Lognormal document lengths from a fixed seed, 200 batches of each. A document's wait is the number of batches that were
-packed since it was read; its displacement is how many places it lies before or behind its place in reading order.
+Document lengths are lognormal, from a fixed seed. Each strategy packs 200 batches. The wait of a document is the number
+of batches that were packed since it was read. Its displacement is how many documents earlier or later it comes than in
+reading order.
 """
 
 import itertools
@@ -34,7 +35,7 @@ WORKLOADS = {
 
 
 class Endless:
-    """Source batches without end; what the tokens are is of no interest."""
+    """Endless source batches. The ids of the tokens do not matter."""
 
     def __init__(self, mean: float, deviation: float, shortest: int, longest: int, size: int) -> None:
         self.lognormal = mean, deviation
@@ -57,18 +58,18 @@ def batches(strategy: type[SequencePacker], workload: str, count: int = BATCHES)
 
 
 def efficiency(given: list[Batch]) -> float:
-    """Share of slots that hold a token."""
+    """The share of slots that hold a token."""
     return float(sum(sum(batch["num_tokens"]) for batch in given) / sum(batch["input_ids"].numel() for batch in given))
 
 
 def mean_displacement(given: list[Batch]) -> float:
-    """Places a document has moved."""
+    """By how many documents a document has moved, on average."""
     documents = sum(sum(batch["num_documents"]) for batch in given)
     return float(sum(batch["displacement_documents"] for batch in given) / documents)
 
 
 def longest_wait(given: list[Batch]) -> int:
-    """Batches packed since the document that waited longest was read."""
+    """Batches that were packed while the document that waited longest waited."""
     return max(int(batch["longest_wait_batches"]) for batch in given)
 
 

@@ -1,9 +1,11 @@
-"""Seconds to pack a million short sequences into blocks, by placement, and by plain Python.
+"""Seconds to pack a million short sequences into blocks, for each placement, and in plain Python.
 
-Lognormal lengths from a fixed seed, 20 tokens on average. Lists are packed by `pack_sequences`, which gives lists, and
-arrays by `pack_blocks`, which gives arrays. The plain baseline is the split placement as one writes it down: one list
-of all tokens, sliced. It checks nothing, and hands on the integers it was given, where `pack_sequences` makes new ones.
-Everything is measured in one process, in turns, after a go that compiles, and given as medians.
+The lengths are lognormal, from a fixed seed, with a mean of 20 tokens. `pack_sequences` packs lists and gives lists.
+`pack_blocks` packs arrays and gives arrays. The plain baseline is the split placement written in the simplest way: one
+list of all tokens is cut into slices. The baseline checks nothing and passes on the integers it was given, while
+`pack_sequences` makes new ones.
+
+Everything is measured in one process after all code is compiled. The contestants take turns, and medians are printed.
 """
 
 import statistics
@@ -26,7 +28,7 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 
 
 def plain(sequences: list[list[int]], max_seq_length: int) -> tuple[list[list[int]], list[list[int]]]:
-    """What `pack_sequences` gives, in plain Python."""
+    """The result of `pack_sequences`, in plain Python."""
     tokens: list[int] = []
     for sequence in sequences:
         tokens.extend(sequence[:max_seq_length])
@@ -43,7 +45,7 @@ def seconds(pack: Callable[..., Any], *arguments: Any, **options: Any) -> float:
     started = time.perf_counter()
     result = pack(*arguments, **options)
     took = time.perf_counter() - started
-    del result  # what it takes to give the memory back is not counted
+    del result  # the time to free the memory is not counted
     return took
 
 

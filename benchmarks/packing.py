@@ -1,16 +1,16 @@
-"""Nanoseconds per token of packing and masking, beside a plain implementation and the cost of writing alone.
+"""Nanoseconds per token of packing and masking, compared with a plain implementation and with writing alone.
 
-Everything is measured in one process, in turns, and given as medians; on a shared machine only the ratios
-mean something. Run it as `make benchmark`. The contestants:
+Everything is measured in one process. The contestants take turns, and medians are printed. On a shared machine only the
+ratios mean something. `make benchmark` runs this script. The contestants:
 
-- ours: best fit with keyed masks, as a run from a YAML file has them, from flat source batches (uint16), from int64
-  arrays, and from Python lists. Besides, from flat source batches: by subset sum, with the published masks, and by
-  subset sum with next-token labels, of all tokens and of the second half of each document by a loss mask.
-- plain: the published batches by numpy, one document at a time with a compiled best fit, from arrays and from lists.
-- floor: writing three int64 arrays of the batch's shape and nothing else.
-- packing alone, without masks: both of our strategies from flat source batches, as they come, and TRL's best-fit
-  decreasing, in memory, on the documents of as many batches (if it is there: `pip install trl datasets`). It packs
-  1,000 documents at a time and pads nothing.
+- ours: best fit with keyed masks, as in a run from a YAML file. It reads flat source batches (uint16), int64 arrays, or
+  Python lists. Four more read flat source batches: subset sum with keyed masks, best fit with the published masks, and
+  subset sum with next-token labels, either for all tokens or, by a loss mask, for the second half of each document.
+- plain: the published batches made in numpy, one document at a time with a compiled best fit, from arrays or lists.
+- floor: writes three int64 arrays of the batch's shape and nothing else.
+- packing alone, without masks: both of our strategies from flat source batches in the order in which they are read,
+  and TRL's best-fit decreasing, in memory, on the documents of as many batches. TRL packs 1,000 documents at a time and
+  does not pad. It is compared if it is installed: `pip install trl datasets`.
 """
 
 import importlib
@@ -42,7 +42,7 @@ VOCAB_SIZE, MASK, PAD, IGNORE, MASK_PROB = 50_000, 4, 0, -100, 0.3
 
 
 class Workload(NamedTuple):
-    """Lognormal document lengths, cut to a range, and the shape of a batch."""
+    """Lognormal document lengths, limited to a range, and the shape of a batch."""
 
     name: str
     mean: float
@@ -53,7 +53,7 @@ class Workload(NamedTuple):
     rows: int
 
     def documents(self) -> list[NDArray[np.int64]]:
-        """As many as fill `SOURCE_BATCHES` batches."""
+        """Documents that fill `SOURCE_BATCHES` batches."""
         rng = np.random.default_rng(0)
         tokens = SOURCE_BATCHES * self.row_len * self.rows
         lengths = rng.lognormal(self.mean, self.deviation, tokens // self.shortest)
@@ -74,7 +74,7 @@ WORKLOADS = (
 
 
 class Endless:
-    """The same source batches over and over."""
+    """The same source batches again and again."""
 
     def __init__(self, batches: list[SourceBatch]) -> None:
         self.batches = batches
@@ -100,7 +100,7 @@ def ours(
 
 
 def plain(source: Endless, size: int, workload: Workload) -> Iterator[Any]:
-    """Attention masks of the published batches, made without our kernels."""
+    """Attention masks of the published batches, which are made without our kernels."""
     for batch in plain_batches(source, size, workload.rows, workload.row_len, 10 * size):
         yield batch["attention_mask"]
 
@@ -108,7 +108,7 @@ def plain(source: Endless, size: int, workload: Workload) -> Iterator[Any]:
 def plain_batches(
     source: Iterable[Any], size: int, rows: int, row_len: int, buffer_size: int, seed: int = 42
 ) -> Iterator[dict[str, Any]]:
-    """The published batches, one document at a time."""
+    """The published batches, made one document at a time."""
     rng = np.random.default_rng(seed)
     waiting: deque[NDArray[np.int64]] = deque()
     reader = iter(source)
@@ -170,7 +170,7 @@ def floor(workload: Workload) -> Iterator[Any]:
 
 
 def nanoseconds_per_token(masks: Iterator[Any]) -> float:
-    """Over the next `BATCHES` batches."""
+    """Nanoseconds per token of the next `BATCHES` batches."""
     started = time.perf_counter_ns()
     taken = list(itertools.islice(masks, BATCHES))
     spent = time.perf_counter_ns() - started
@@ -178,7 +178,7 @@ def nanoseconds_per_token(masks: Iterator[Any]) -> float:
 
 
 def sources(workload: Workload) -> tuple[int, dict[str, list[SourceBatch]]]:
-    """Documents per source batch, and the same source batches in each form."""
+    """The number of documents of a source batch, and the same source batches in each form."""
     documents = workload.documents()
     size = len(documents) // SOURCE_BATCHES
     batches = [documents[at : at + size] for at in range(0, len(documents), size)]
@@ -201,13 +201,13 @@ def sources(workload: Workload) -> tuple[int, dict[str, list[SourceBatch]]]:
 
 
 def with_loss_masks(source: Endless) -> list[SourceBatch]:
-    """The flat source batches with a loss mask: the second half of each document is to be learned."""
+    """Flat source batches with a loss mask: the second half of each document is to be learned."""
     masked: list[SourceBatch] = []
     for batch in source.batches:
         assert isinstance(batch, FlatSourceBatch)
-        of = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
-        place = np.arange(len(batch.tokens)) - (np.cumsum(batch.lengths) - batch.lengths)[of]
-        masked.append(batch._replace(loss_mask=(2 * place >= batch.lengths[of]).astype(np.uint8)))
+        document = np.repeat(np.arange(len(batch.lengths)), batch.lengths)
+        position = np.arange(len(batch.tokens)) - (np.cumsum(batch.lengths) - batch.lengths)[document]
+        masked.append(batch._replace(loss_mask=(2 * position >= batch.lengths[document]).astype(np.uint8)))
     return masked
 
 
@@ -226,12 +226,12 @@ def packing_alone(strategy: type[SequencePacker], source: Endless, size: int, wo
 
 
 def trl_alone(workload: Workload) -> Callable[[], Any] | None:
-    """The same by TRL, from the documents of `BATCHES` batches; None where it is not installed."""
+    """Make such a function that packs the documents of `BATCHES` batches by TRL; None if TRL is not installed."""
     try:
         datasets, trl = (importlib.import_module(name) for name in ("datasets", "trl"))
         pack_dataset = trl.pack_dataset
     except ImportError as error:
-        print(f"TRL is not compared with: {error}")
+        print(f"TRL is left out: {error}")
         return None
     datasets.disable_caching()
     datasets.disable_progress_bars()

@@ -1,14 +1,15 @@
-"""Seconds until a run that goes on has its next batch, by how many it had before: from a state, and by replaying.
+"""Seconds until a resumed run has its next batch, by the number of batches before it: from a state, and by a replay.
 
-Batches are those of `yamls/pretrain.yaml` on one rank, by `train_batches`, as `train.py` takes them: 16 rows of 512
-slots, the thread included. Documents are docstrings of installed packages, in MDS shards of ids, and of texts that are
-tokenized while they are read; both are read many times over. The lines, measured in turns and given as medians:
+The batches are those of `yamls/pretrain.yaml` on one rank, made by `train_batches` as for `train.py`: 16 rows of 512
+slots, packed on a thread. The documents lie in MDS shards of ids, and in MDS shards of texts (docstrings of installed
+packages), which are tokenized as they are read. Both are read for many epochs. The two ways to resume take turns, and
+medians are printed:
 
-- state: the loader and the packer are made, given the state, and asked for the next batch.
-- replay: they are made, and asked for all batches before the next one, as trainers do that have no state.
+- state: the loader and the packer are made, load the state, and give the next batch.
+- replay: they are made, and give all batches before the next one too, as in a trainer that saves no state.
 
-The next batch is the same in both, which the script checks. The state's size is that of the file; `state_dict` is what
-a checkpoint waits for. It is part of `make benchmark`.
+The script checks that both give the same next batch. The size of the state is the size of its file. A checkpoint waits
+for `state_dict`. `make benchmark` runs this script.
 """
 
 import dataclasses
@@ -33,14 +34,14 @@ from composer_packing.training.batches import train_batches
 
 ROUNDS = 3
 BEFORE = {"ids": (10, 100, 1_000, 10_000), "texts": (10, 100, 1_000, 10_000)}
-"""Batches that a run had before it stopped."""
+"""Batches that a run took before it stopped."""
 
 ONCE = 5.0
-"""Seconds from which on one round must do."""
+"""Seconds. What takes longer is measured only once."""
 
 
-def following(batches: Lockstep, count: int) -> Batch:
-    """The batch behind as many others, over all epochs."""
+def batch_after(batches: Lockstep, count: int) -> Batch:
+    """The batch after `count` others, over all epochs."""
     while True:
         for batch in batches:
             if count == 0:
@@ -53,7 +54,7 @@ def timed(make: Callable[[], Lockstep], state: Any, count: int) -> tuple[float, 
     batches = make()
     if state is not None:
         batches.load_state_dict(state)
-    batch = following(batches, count)
+    batch = batch_after(batches, count)
     took = time.perf_counter() - started
     batches.close()
     return took, batch
@@ -79,7 +80,7 @@ def rows(kind: str, config: TrainConfig, folder: Path, tokenizer: TextTokenizer)
         batches = make()
         if state is not None:
             batches.load_state_dict(state)
-        following(batches, before - had - 1)
+        batch_after(batches, before - had - 1)
         started = time.perf_counter()
         state, had = batches.state_dict(), before
         saving = time.perf_counter() - started

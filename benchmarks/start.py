@@ -1,10 +1,12 @@
 """Seconds from the start of a process to its first batch, with and without a compile cache.
 
-The first batch is there within 3 seconds of the start where the compile cache is warm, and the core adds less than a
-second to importing torch. Every figure is the time from starting an interpreter until it says that it has come so far,
-in processes of their own, in turns, and given as medians, with the fastest and the slowest. The compile cache lies in
-a temporary folder: each turn begins with an empty one, which the first process fills and the next one reads. It is
-part of `make benchmark`. The lines:
+The claim: with a warm compile cache, the first batch comes within 3 seconds of the start, and the core adds less than a
+second to importing torch.
+
+Each figure is the time from the start of an interpreter until it prints that it is done. Each measurement is a process
+of its own, and the lines take turns. The script prints the median, the fastest and the slowest. The compile cache lies
+in a temporary folder. Each turn begins with an empty cache, which the first process fills and the next ones read.
+`make benchmark` runs this script. The lines:
 
 - import torch: nothing else.
 - import composer_packing: torch and the core of this package.
@@ -60,7 +62,7 @@ def first_batch() -> None:
 
 
 def seconds(goal: str, cache: str) -> float:
-    """From starting a process until it has reached a goal."""
+    """Seconds from the start of a process until it has reached a goal."""
     started = time.monotonic()
     child = subprocess.run(
         [sys.executable, __file__, goal],
@@ -69,7 +71,7 @@ def seconds(goal: str, cache: str) -> float:
         capture_output=True,
         text=True,
     )
-    return float(child.stdout) - started  # that clock is the same for all processes
+    return float(child.stdout) - started  # this clock is the same in all processes
 
 
 def main() -> None:

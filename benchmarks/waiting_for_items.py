@@ -1,13 +1,15 @@
-"""Milliseconds per item of a producer that needs two of them, alone and behind a buffer of one.
+"""Milliseconds per item of a producer that takes two milliseconds for an item, alone and through a buffer of one.
 
-A thread that hands items over at once costs next to nothing, and a consumer of equal pace gets one about every two
-milliseconds, not every four. Everything is measured in one process, in turns, and given as medians. It is
-part of `make benchmark`. The contestants:
+The claim: a thread that passes items on at once costs next to nothing. A consumer that takes as long as the producer
+gets an item about every two milliseconds, not every four.
 
-- producer alone: iterated directly, no thread.
-- buffered, idle: behind `BufferedIterable`, the consumer does nothing but wait.
-- buffered, busy: the same, and the consumer needs as long for an item as the producer.
-- polling, idle and busy: a thread and a deque, where either side looks again every ten milliseconds.
+Everything is measured in one process. The contestants take turns, and medians are printed. `make benchmark` runs this
+script. The contestants:
+
+- producer alone: iterated directly, without a thread.
+- buffered, idle: through `BufferedIterable`. The consumer does nothing but wait.
+- buffered, busy: through `BufferedIterable`. The consumer takes as long for an item as the producer.
+- polling, idle and busy: through a thread and a deque. Either side looks again every ten milliseconds.
 """
 
 import statistics
@@ -23,19 +25,19 @@ NEEDED, POLL = 0.002, 0.010
 
 
 def producer() -> Iterator[int]:
-    """Items without end, each after `NEEDED` seconds."""
+    """Endless items, each after `NEEDED` seconds."""
     while True:
         time.sleep(NEEDED)
         yield 0
 
 
 def buffered() -> Iterator[int]:
-    """The producer's items by way of our thread."""
+    """The producer's items through our thread."""
     return iter(BufferedIterable(producer(), 1))
 
 
 def polling() -> Iterator[int]:
-    """The producer's items by way of a thread that polls."""
+    """The producer's items through a thread that polls."""
     items: deque[int] = deque()
     ended = threading.Event()
 
@@ -69,7 +71,7 @@ CONTESTANTS: dict[str, tuple[Callable[[], Iterator[int]], float]] = {
 
 
 def milliseconds_per_item(items: Iterator[int], consumer_needs: float) -> float:
-    """Over `ITEMS` items, after one to warm up."""
+    """Milliseconds per item of `ITEMS` items, after one to warm up."""
     next(items)
     started = time.perf_counter()
     for _ in range(ITEMS):

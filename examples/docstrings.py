@@ -1,4 +1,4 @@
-"""Docstrings of the installed packages as JSON lines: `python examples/docstrings.py > texts.jsonl`."""
+"""Prints the docstrings of the installed packages as JSON lines: `python examples/docstrings.py > texts.jsonl`."""
 
 import json
 

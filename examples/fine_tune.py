@@ -3,14 +3,18 @@
     python examples/fine_tune.py [CHATS.jsonl]
     composer -n 2 examples/fine_tune.py [CHATS.jsonl]
 
-A line of the file is `{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}`, or
-`{"prompt": "...", "response": "..."}`. Without a file the chats are made-up sums. What the assistant says is learned,
-and where it stops.
+Each line of the file has one of two forms::
+
+    {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
+    {"prompt": "...", "response": "..."}
+
+Without a file, the program makes up chats about sums. The model learns what the assistant says, and where the assistant
+stops.
 """
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads must not spin: the packer's wants a core too
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not spin: the packing thread needs a core
 
 import json
 import random
@@ -32,12 +36,12 @@ from composer_packing.training.composer_model import PackedLanguageModel
 from composer_packing.training.dataspec import packed_dataspec
 
 SEED = 17
-GLOBAL_BATCH_SIZE = 32  # sequences of 64 tokens per step: 8 rows of 256 slots, over all ranks
+GLOBAL_BATCH_SIZE = 32  # sequences of 64 tokens in a step of all ranks: 8 rows of 256 slots
 MAX_SEQ_LEN = 64
 
 
-def made_up_chats(count: int = 2000) -> list[dict[str, Any]]:
-    """Sums of numbers below ten."""
+def make_up_chats(count: int = 2000) -> list[dict[str, Any]]:
+    """Chats about sums of numbers below ten."""
     rng = random.Random(SEED)
     pairs = [(rng.randrange(10), rng.randrange(10)) for _ in range(count)]
     return [
@@ -51,8 +55,8 @@ def made_up_chats(count: int = 2000) -> list[dict[str, Any]]:
     ]
 
 
-def chats_of(path: str) -> list[dict[str, Any]]:
-    """One of each line that is not blank; what is wrong ends the program."""
+def read_chats(path: str) -> list[dict[str, Any]]:
+    """One chat from each line that is not blank. The program ends with a message if the file cannot be read."""
     chats = []
     try:
         with open(path, encoding="utf-8-sig") as file:
@@ -70,17 +74,17 @@ class PrintLoss(Callback):
     """Prints the loss per target of every tenth step."""
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Print it on the first rank."""
+        """Print the loss on the first rank."""
         step = state.timestamp.batch.value
         if step % 10 == 0 and dist.get_global_rank() == 0:
             print(f"step {step}: loss {state.total_loss_dict['loss/train/total']:.3f}", flush=True)
 
 
 def main(arguments: list[str]) -> None:
-    """Train for some seconds."""
-    chats = chats_of(arguments[0]) if arguments else made_up_chats()
+    """Train for a few seconds."""
+    chats = read_chats(arguments[0]) if arguments else make_up_chats()
     texts = [json.dumps(chat) for chat in chats]
-    # In earnest: transformers.AutoTokenizer.from_pretrained(FOLDER), the one the model was trained with.
+    # In a real run: transformers.AutoTokenizer.from_pretrained(FOLDER), the tokenizer that the model was trained with.
     tokenizer = fast_tokenizer(train_tokenizer(texts, vocab_size=600))
     documents = ExampleTokenizer(tokenizer)(chats)
 
@@ -88,7 +92,7 @@ def main(arguments: list[str]) -> None:
     dist.initialize_dist("gpu" if torch.cuda.is_available() else "cpu")
     rank, world_size = dist.get_global_rank(), dist.get_world_size()
     loader: DataLoader[Any] = DataLoader(
-        documents,  # type: ignore[arg-type] # a list will do
+        documents,  # type: ignore[arg-type] # a list is a map-style dataset too
         batch_size=GLOBAL_BATCH_SIZE // world_size,
         sampler=ShareSampler(documents, world_size, rank, SEED),
         collate_fn=partial(flat_source_batch, vocab_size=len(tokenizer), loss_masked=True),
@@ -115,8 +119,8 @@ def main(arguments: list[str]) -> None:
         train_dataloader=packed_dataspec(batches),
         optimizers=torch.optim.AdamW(model.parameters(), lr=3e-3),
         max_duration="60ba",
-        accumulate_train_batch_on_tokens=True,  # so that every target of a step weighs the same
-        device_train_microbatch_size=1,  # a row
+        accumulate_train_batch_on_tokens=True,  # every target of a step weighs the same
+        device_train_microbatch_size=1,  # one row
         callbacks=[PrintLoss()],
         progress_bar=False,
     )

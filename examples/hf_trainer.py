@@ -2,22 +2,26 @@
 
     python examples/hf_trainer.py
 
-A row is a microbatch, a batch of the packer one optimizer step. As in plain_pytorch.py the gradient is that of the
-mean over all targets of the step. It rests on Trainer's `num_items_in_batch` (as of transformers 4.57): Trainer
-counts the labels that are not -100 in all microbatches of a step and on all ranks, and hands the number to a model
-that has `accepts_loss_kwargs = True` or, failing that, a `forward` with `**kwargs`; a parameter of that name alone
-does not do. Without it Trainer takes the mean over microbatches, and a target weighs more in a row with few of them.
-`average_tokens_across_devices`, on by default, must stay on; `max_grad_norm`, 1.0 by default, clips the gradient.
+A row is one microbatch. A batch of the packer is one optimizer step. As in plain_pytorch.py, the gradient is the
+gradient of the mean over all targets of the step. This needs Trainer's `num_items_in_batch`. In transformers 4.57:
 
-`cu_seqlens` has another length in every row, so rows can be neither joined nor cut up: the collator takes the one
-row as it is, and accelerate's `dispatch_batches`, which an IterableDataset turns on, is turned off. On several ranks,
-under torchrun, each packs all rows and trains on its share: W ranks make a step of W batches. One process with
-several GPUs would cut rows up; make one visible.
+- Trainer counts the labels that are not -100, in all microbatches of a step and on all ranks.
+- It passes the number to a model that has `accepts_loss_kwargs = True`, or else a `forward` with `**kwargs`. A
+  parameter with the name `num_items_in_batch` is not enough.
+- Without the number, Trainer takes the mean over microbatches. Then a target weighs more in a row with fewer targets.
+- `average_tokens_across_devices` must stay on, as it is by default.
+- `max_grad_norm` clips the gradient; it is 1.0 by default.
+
+The length of `cu_seqlens` differs from row to row, so that rows can be neither joined nor cut. So the collator returns
+its only row, and `dispatch_batches` of accelerate, which is on by default for an IterableDataset, is turned off.
+
+On several ranks, under torchrun, each rank packs all rows and trains on its share: a step of W ranks takes W batches.
+A single process with several GPUs would cut rows, so make only one GPU visible.
 """
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads must not spin: the packer's wants a core too
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not spin: the packing thread needs a core
 
 import contextlib
 import tempfile
@@ -37,7 +41,7 @@ from composer_packing.model.modernbert import ModernBertForMaskedLM
 
 
 class PackedRows(IterableDataset[Batch]):
-    """The rows of the packer's batches, an epoch at every `iter()`."""
+    """The rows of the packer's batches. Every `iter()` is an epoch."""
 
     def __init__(self, batches: BufferedIterable[Batch]) -> None:
         self.batches = batches
@@ -48,17 +52,17 @@ class PackedRows(IterableDataset[Batch]):
 
 
 class TrainerModel(nn.Module):
-    """The model as Trainer calls it: with a row, and with the number of targets of the whole step."""
+    """The model in the form that Trainer calls: with a row, and with the number of targets of the whole step."""
 
     accepts_loss_kwargs = True
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
         self.bert = ModernBertForMaskedLM(config)
-        self.tokens = self.slots = 0  # counted here, as accelerate reads ahead
+        self.tokens = self.slots = 0  # counted here and not in the dataset, as accelerate reads ahead
 
     def forward(self, num_items_in_batch: Tensor | int, **row: Any) -> dict[str, Tensor]:
-        """The row's part of the mean over all targets of the step."""
+        """The part of the row in the mean over all targets of the step."""
         self.tokens += row["num_tokens"]
         self.slots += len(row["input_ids"])
         inputs = (row[key] for key in ("input_ids", "cu_seqlens", "max_seqlen", "labels", "num_targets"))
@@ -66,7 +70,7 @@ class TrainerModel(nn.Module):
 
 
 def make_trainer(model: TrainerModel, rows: PackedRows, folder: str, **settings: Any) -> Trainer:
-    """A Trainer whose step is a batch of the packer; `folder` stays empty."""
+    """Make a Trainer that takes a batch of the packer for each step. Nothing is written to `folder`."""
     arguments = TrainingArguments(
         folder,
         per_device_train_batch_size=1,
@@ -84,7 +88,7 @@ def make_trainer(model: TrainerModel, rows: PackedRows, folder: str, **settings:
 
 
 def main() -> None:
-    """Train for a few seconds and say what came of it."""
+    """Train for a few seconds and print the loss before and after."""
     torch.manual_seed(17)
     model = TrainerModel(MODEL)
     settings = {"max_steps": 60, "learning_rate": 3e-3, "logging_steps": 10, "logging_first_step": True}

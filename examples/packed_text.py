@@ -1,7 +1,7 @@
-"""What two of the examples train on: docstrings as bytes, packed, and a model that fills in what is hidden.
+"""The data and the model of two examples: packed docstrings, and a small model that predicts masked bytes.
 
-No download and no tokenizer: the text is numpy's documentation, and an id is a byte, moved up to make room for the
-special tokens.
+Nothing is downloaded, and there is no tokenizer. The texts are numpy's docstrings. An id is the value of a byte plus
+the number of special tokens.
 """
 
 import random
@@ -28,7 +28,7 @@ MODEL = ModernBertConfig(VOCAB_SIZE, 64, 96, num_hidden_layers=3, num_attention_
 
 
 def texts() -> list[str]:
-    """Docstrings in an order that mixes subjects, the same at every call."""
+    """Docstrings, shuffled in the same way at every call."""
     files = [path for name, path in documentation.source_files() if name.startswith("numpy/")]
     found = list(documentation.documents(files))
     random.Random(0).shuffle(found)
@@ -36,12 +36,12 @@ def texts() -> list[str]:
 
 
 def packed_batches(texts: Sequence[str]) -> BufferedIterable[Batch]:
-    """Batches of one epoch at every `iter()`; `close()` ends the thread that packs them."""
+    """Batches; every `iter()` is an epoch. `close()` ends the thread that packs them."""
     documents = [
         {"input_ids": [CLS, *(byte + len(SPECIAL) for byte in text.encode()), SEP], "document": number}
         for number, text in enumerate(texts)
     ]
-    size = 4 * ROWS  # documents of a source batch; a DataLoader would give such, shuffled anew in every epoch
+    size = 4 * ROWS  # documents of a source batch; in a real run a DataLoader gives them, shuffled for each epoch
     source = [flat_source_batch(documents[i : i + size], VOCAB_SIZE, numbered=True) for i in range(0, len(texts), size)]
     packer = SubsetSumSequencePacker.from_composer(
         source,
@@ -52,7 +52,7 @@ def packed_batches(texts: Sequence[str]) -> BufferedIterable[Batch]:
         pad_token_id=PAD,
         mask_token_id=MASK,
         keyed_masking=KeyedMasking(seed=17, vocab_size=VOCAB_SIZE, special_token_ids=SPECIAL),
-        tail=Tail.CARRY,  # so every batch has all its rows
+        tail=Tail.CARRY,  # so that every batch has all its rows
         over_long=OverLong.SPLIT,
     )
     return BufferedIterable(packer, buffer_size=2)

@@ -2,13 +2,13 @@
 
     python examples/plain_pytorch.py
 
-Rows hold unequal numbers of targets. The gradient is still that of the mean over all targets of the step: the mean
-of each row is weighted by the row's share of them.
+Rows hold different numbers of targets. The gradient is the gradient of the mean over all targets of the step, as the
+mean of each row is weighted by the row's share of the targets.
 """
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads must not spin: the packer's wants a core too
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that wait must not spin: the packing thread needs a core
 
 import contextlib
 import itertools
@@ -24,9 +24,9 @@ STEPS = 60
 
 
 def accumulate(model: ModernBertForMaskedLM, batch: Batch, device: torch.device) -> float:
-    """Add a step's gradient to that of the parameters and give its loss, the mean over all its targets."""
+    """Add the gradient of a step to the parameters' gradients. Returns the mean loss over all targets of the step."""
     total = 0.0
-    for row in split_packed_batch(batch, microbatch_size=1, mark_dynamic=False):  # nothing is compiled here
+    for row in split_packed_batch(batch, microbatch_size=1, mark_dynamic=False):  # the model is not compiled
         ids, cu_seqlens, labels = (row[key].to(device) for key in ("input_ids", "cu_seqlens", "labels"))
         row_loss = model(ids, cu_seqlens, row["max_seqlen"], labels, row["num_targets"]).loss
         loss = row_loss * row["num_targets"] / sum(batch["num_targets"])
@@ -36,14 +36,14 @@ def accumulate(model: ModernBertForMaskedLM, batch: Batch, device: torch.device)
 
 
 def main() -> None:
-    """Train for a few seconds and say what came of it."""
+    """Train for a few seconds and print the loss before and after."""
     torch.manual_seed(17)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = ModernBertForMaskedLM(MODEL).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses, tokens, slots = [], 0, 0
     with contextlib.closing(packed_batches(texts())) as epoch:
-        batches = itertools.chain.from_iterable(itertools.repeat(epoch))  # each `iter(epoch)` begins another
+        batches = itertools.chain.from_iterable(itertools.repeat(epoch))  # each `iter(epoch)` is a new epoch
         for batch in itertools.islice(batches, STEPS):
             losses.append(accumulate(model, batch, device))
             optimizer.step()

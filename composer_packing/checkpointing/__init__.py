@@ -1,6 +1,10 @@
-"""Stopping and resuming: what a checkpoint holds, how the last one is found, and how a run goes on from it.
+"""Stopping and resuming: how a run ends with a checkpoint, and how the next run starts from a checkpoint.
 
-`run_folder` holds the folder of a run and finds its last whole checkpoint (`find`, `object_store`). `identity` says
-what must agree before a run starts from a checkpoint. `packed_dataset` saves and restores the position of every rank
-in the data, `resumption` restores random numbers, and `sigterm` ends a run with a checkpoint.
+- `run_folder`: the folder of a run: its lock, and the checkpoint from which the run starts.
+- `find`: the last whole checkpoint in a folder or store; `object_store`: listing and copying from a store.
+- `identity`: what a checkpoint says about its run, and what must match before another run starts from it.
+- `packed_dataset`: saves the position of every rank in the data, and restores it, also on other ranks.
+- `resumption`: restores random numbers.
+- `saving`: how Composer writes checkpoints, what its errors mean, and where the last checkpoint is.
+- `sigterm`: ends a run with a checkpoint when a scheduler sends SIGTERM.
 """

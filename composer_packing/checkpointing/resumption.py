@@ -1,6 +1,5 @@
-"""What Composer leaves to others when a run resumes in the middle of an epoch: random numbers, and the clock."""
+"""What Composer leaves out when a run resumes in the middle of an epoch: random numbers, and data that has changed."""
 
-import logging
 import warnings
 from typing import Any
 
@@ -9,14 +8,13 @@ from composer.utils import dist, reproducibility
 
 from composer_packing.checkpointing.packed_dataset import PackedDataset
 
-log = logging.getLogger(__name__)
-
 
 class Resumption(Callback):
-    """What Composer leaves to others when a run goes on in the middle of an epoch.
+    """Restores random numbers, and makes sure that the data resumes together with the clock.
 
-    It restores random numbers only at the start of an epoch, or where it replays batches. They are restored here, just
-    before the first batch, so that dropout is what it would have been; on other ranks they start anew.
+    Composer restores random numbers only at the start of an epoch, or when it replays the batches of an epoch. This
+    callback restores them right before the first batch, so that dropout is the same as without the stop. If the number
+    of ranks has changed, random numbers start from the seed.
 
     Args:
         data: what the trainer takes its batches from.
@@ -27,25 +25,31 @@ class Resumption(Callback):
         self._random: list[dict[str, Any]] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Random numbers of all ranks."""
+        """Return the state of the random numbers of all ranks."""
         return {"random": reproducibility.get_rng_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Keep them until the first batch."""
+        """Keep the state of the random numbers until the first batch."""
         self._random = state["random"]
 
     def after_load(self, state: State, logger: Logger) -> None:
-        """See to it that the data goes on with the clock, or starts anew and is asked to."""
+        """Let the data resume with the clock, or start from the beginning if the user has asked for that.
+
+        Composer does not call the dataset for a checkpoint without a position in the data: it would replay batches.
+
+        Raises:
+            ConfigError: the checkpoint has no position in the data, and `restart_changed_data` is false.
+        """
         if state.timestamp.batch.value and not self._data.is_loaded:
             self._data.load_state_dict(None)
-            state.dataset_resumption["train"] = True  # or Composer would replay batches
-        # Composer's, of a run that goes on behind the last batch of an epoch.
+            state.dataset_resumption["train"] = True  # so that Composer replays no batches
+        # Composer warns like this when a run resumes after the last batch of an epoch.
         warnings.filterwarnings("ignore", message="No batches were trained for global rank")
         if self._data.is_restarted:
             self._data.start_counting_at(state.timestamp)
 
     def batch_start(self, state: State, logger: Logger) -> None:
-        """Restore the random numbers, once."""
+        """Restore the random numbers before the first batch."""
         random, self._random = self._random, None
         if random is not None and len(random) == dist.get_world_size():
             reproducibility.load_rng_state(random)

@@ -1,4 +1,12 @@
-"""SIGTERM, by which a scheduler says that time is up, ends a run with a checkpoint."""
+"""SIGTERM ends a run with a checkpoint. A scheduler sends SIGTERM when the time of a job is up.
+
+1. A rank gets SIGTERM and wants to stop.
+2. After the batch in hand all ranks agree to stop.
+3. They write a checkpoint.
+4. The trainer asks for the next batch, which raises `Stopped`. The run ends with exit code 143.
+
+Until the fit starts, SIGTERM ends the process without a checkpoint.
+"""
 
 import faulthandler
 import logging
@@ -17,26 +25,28 @@ from composer_packing.batch.lockstep import Lockstep
 log = logging.getLogger(__name__)
 
 EXIT_CODE = 128 + signal.SIGTERM
-"""What shells make of a process that SIGTERM has ended."""
+"""Exit code by which shells say that SIGTERM has ended a process."""
 
 GRACE_SECONDS = 25
-"""How long the batch in hand may take before the run ends without a checkpoint: schedulers kill after thirty."""
+"""How long the batch in hand may take before the run ends without a checkpoint. Schedulers kill after 30 seconds."""
 
 
 class StopAtSigterm(Callback):
-    """From the start of the fit on, SIGTERM to any rank ends the training of all: behind the batch in hand.
+    """Ends the training of all ranks after SIGTERM to any of them, with a checkpoint.
 
-    Ranks agree behind each batch whether one of them has been told to end. Then a checkpoint is written, and the next
-    batch that the trainer asks for is `Stopped`. A rank that does not come so far in `GRACE_SECONDS` says where it is,
-    and ends without; one that has begun to write may finish. A thread waits for the signal, as the main one may hang.
+    After each batch the ranks agree whether one of them wants to stop. If so, a checkpoint is written. A rank that is
+    stuck cannot come to that point: `GRACE_SECONDS` after the signal it prints where it is stuck and ends without a
+    checkpoint. A rank that has begun to write its checkpoint may finish.
+
+    A thread waits for the signal, because the main thread may be stuck in code that runs no Python.
 
     Args:
-        batches: what the trainer takes its batches from.
-        interval: between checkpoints, in any unit of `times`; there is one at the end of the training too.
-        held_out: what it evaluates on.
+        batches: the batches on which the trainer trains.
+        interval: time between checkpoints, as a duration. The last batch of the training has a checkpoint too.
+        held_out: the batches on which the trainer evaluates.
 
     Attributes:
-        owes_evaluation: the run that wrote the checkpoint had to break one off.
+        owes_evaluation: whether the run that wrote the loaded checkpoint had to break off its last evaluation.
     """
 
     def __init__(self, batches: Lockstep, interval: str, held_out: "UntilStopped") -> None:
@@ -45,18 +55,18 @@ class StopAtSigterm(Callback):
         self._held_out = held_out
         self._is_due = create_interval_scheduler(interval)
         self._is_saving = False
-        self._lock = threading.Lock()  # or the clock might be started behind the check that stops it
+        self._lock = threading.Lock()  # so that no timer starts right after `is_to_save` has stopped it
 
     def state_dict(self) -> dict[str, Any]:
-        """Whether the last evaluation was broken off."""
+        """Return whether the last evaluation was broken off."""
         return {"owes_evaluation": self._held_out.was_broken_off}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Remember it."""
+        """Remember whether the evaluation of the checkpoint was broken off."""
         self.owes_evaluation = state["owes_evaluation"]
 
     def is_to_save(self, state: State, event: Event) -> bool:
-        """Whether Composer is to write a checkpoint; it asks on all ranks, behind each batch and each epoch."""
+        """Return whether to write a checkpoint now. Composer asks on all ranks, after each batch and each epoch."""
         is_saving = self._batches.agree_to_stop() or self._is_due(state, event)
         with self._lock:
             self._is_saving = is_saving
@@ -65,27 +75,27 @@ class StopAtSigterm(Callback):
         return is_saving
 
     def fit_start(self, state: State, logger: Logger) -> None:
-        """Take over the signal.
+        """Take over SIGTERM.
 
-        This thread does not get it any more, nor do processes that it starts from now on: those in which Composer
-        uploads checkpoints have to end their work where a scheduler sends it to all. One for them that Composer's
-        trainer has started before has to see to that itself, as at the end of `train.py`.
+        From now on neither this thread nor a process that it starts receives SIGTERM. So Composer's uploads of
+        checkpoints, which run in processes, can finish when a scheduler sends SIGTERM to every process. One process for
+        uploads has been started earlier and has to protect itself: see the end of `train.py`.
         """
         from_handler, to_thread = os.pipe()
         os.set_blocking(to_thread, False)
-        threading.Thread(target=self._wait, args=(from_handler,), name=__name__, daemon=True).start()
-        signal.set_wakeup_fd(to_thread, warn_on_full_buffer=False)  # first: one that comes meanwhile must not be lost
+        threading.Thread(target=self._wait_for_signal, args=(from_handler,), name=__name__, daemon=True).start()
+        signal.set_wakeup_fd(to_thread, warn_on_full_buffer=False)  # first, or a signal could get lost
         signal.signal(signal.SIGTERM, lambda number, frame: None)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the other thread gets it
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # so the other thread gets it
 
     def before_dataloader(self, state: State, logger: Logger) -> None:
-        """Give the next batch its time, where the signal came while the last one's checkpoint was written."""
+        """Start the timer for the next batch, if the signal came while a checkpoint was written."""
         with self._lock:
             self._is_saving = False
             if self._batches.stop_wanted and not self._batches.is_last:
                 faulthandler.dump_traceback_later(GRACE_SECONDS, exit=True)
 
-    def _wait(self, from_handler: int) -> None:
+    def _wait_for_signal(self, from_handler: int) -> None:
         while numbers := os.read(from_handler, 1):
             if signal.SIGTERM in numbers:
                 with self._lock:
@@ -95,14 +105,16 @@ class StopAtSigterm(Callback):
 
 
 class UntilStopped(Iterable[Batch]):
-    """Batches to evaluate on, which end early where training is to stop, so that it need not wait for all of them.
+    """Batches to evaluate on that end early when the training is to stop.
+
+    A scheduler does not wait until an evaluation is over.
 
     Args:
-        held_out: as many on every rank.
-        training: tells when to stop.
+        held_out: the batches, equally many on every rank.
+        training: the batches to train on, on which the ranks agree to stop.
 
     Attributes:
-        was_broken_off: the last iteration ended early.
+        was_broken_off: whether the last iteration ended early.
     """
 
     def __init__(self, held_out: Sequence[Batch], training: Lockstep) -> None:
@@ -111,7 +123,7 @@ class UntilStopped(Iterable[Batch]):
         self._training = training
 
     def __len__(self) -> int:
-        """How many there are, if nothing stops them."""
+        """Return the number of batches of a whole evaluation."""
         return len(self._held_out)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -119,6 +131,7 @@ class UntilStopped(Iterable[Batch]):
         for number, batch in enumerate(self._held_out):
             if self._training.agree_to_stop():
                 self.was_broken_off = True
-                log.warning("SIGTERM: evaluated on %d of %d batches only; again when it goes on", number, len(self))
+                what = "SIGTERM: evaluated on only %d of %d batches; the run evaluates again when it resumes"
+                log.warning(what, number, len(self))
                 return
             yield batch

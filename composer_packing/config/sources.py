@@ -1,15 +1,19 @@
 """The keys under `data`: one for each kind of source that documents can come from."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import MISSING
 
 from composer_packing.common.resume import Resume, key
-from composer_packing.config.prepare import PrepareConfig
+from composer_packing.config.limits import LARGEST, OneOf, Range
+from composer_packing.config.prepare import DocumentPer, OnError, PrepareConfig, Share
 
 BYTES_DTYPES = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 """Types that the ids in a column of bytes may have."""
+
+BytesDtype = Annotated[str, OneOf(BYTES_DTYPES)]
+Positive = Range(above=0, below=LARGEST)
 
 
 @dataclass
@@ -39,9 +43,9 @@ class TextsConfig:
 
     train: list[str] = key(MISSING, Resume.FINGERPRINT)
     val: list[str] | None = key(None, Resume.FINGERPRINT)
-    val_share: float = key(PrepareConfig.val_share, Resume.FINGERPRINT)
+    val_share: Share = key(PrepareConfig.val_share, Resume.FINGERPRINT)
     tokenizer: str = key(MISSING, Resume.FINGERPRINT)
-    on_error: str = key(PrepareConfig.on_error, Resume.FINGERPRINT)
+    on_error: OnError = key(PrepareConfig.on_error, Resume.FINGERPRINT)
 
     def prepare_config(self) -> PrepareConfig:
         """Settings by which the texts are copied into shards.
@@ -61,7 +65,7 @@ class PlainTextConfig(TextsConfig):
         document_per: a document is a file, or the lines between blank lines (blank_line).
     """
 
-    document_per: str = key(PrepareConfig.document_per, Resume.FINGERPRINT)
+    document_per: DocumentPer = key(PrepareConfig.document_per, Resume.FINGERPRINT)
 
 
 @dataclass
@@ -94,7 +98,7 @@ class MdsConfig:
     train: str = key("train", Resume.FINGERPRINT)
     val: str = key("val", Resume.FREE)
     column: str | None = key(None, Resume.FINGERPRINT)
-    bytes_dtype: str = key("int64", Resume.FINGERPRINT)
+    bytes_dtype: BytesDtype = key("int64", Resume.FINGERPRINT)
     tokenizer: str | None = key(None, Resume.FINGERPRINT)
 
 
@@ -117,9 +121,9 @@ class StreamConfig:
     local: str | None = key(None, Resume.FINGERPRINT)
     train: str = key("train", Resume.FINGERPRINT)
     val: str | None = key("val", Resume.FREE)
-    proportion: float | None = key(None, Resume.FINGERPRINT)
-    repeat: float | None = key(None, Resume.FINGERPRINT)
-    choose: int | None = key(None, Resume.FINGERPRINT)
+    proportion: Annotated[float, Positive] | None = key(None, Resume.FINGERPRINT)
+    repeat: Annotated[float, Positive] | None = key(None, Resume.FINGERPRINT)
+    choose: Annotated[int, Positive] | None = key(None, Resume.FINGERPRINT)
 
 
 @dataclass
@@ -136,7 +140,7 @@ class StreamingConfig:
 
     streams: dict[str, StreamConfig] = field(default_factory=dict)
     column: str | None = key(None, Resume.FINGERPRINT)
-    bytes_dtype: str = key("int64", Resume.FINGERPRINT)
+    bytes_dtype: BytesDtype = key("int64", Resume.FINGERPRINT)
     tokenizer: str | None = key(None, Resume.FINGERPRINT)
     cache_limit: str | None = key(None, Resume.FREE)
 

@@ -1,8 +1,8 @@
-"""Reading a rank's documents epoch by epoch, in the packing thread or in worker processes."""
+"""Reading a rank's documents epoch by epoch, in the thread that asks for them or in worker processes."""
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -10,15 +10,14 @@ from torch.utils.data import DataLoader, Sampler
 
 from composer_packing.common.errors import ConfigError
 from composer_packing.common.processes import end_only_by_parent
-from composer_packing.data.share_sampler import ALL, Deal, NumberBatches, ShareSampler
-from composer_packing.data.streams.sampler import WantedBatches
+from composer_packing.data.share_sampler import WHOLE_SHARE, EarlierDeal, ShareSampler
 from composer_packing.packing.source_batch import FlatSourceBatch
 
-MOST_BY_DEFAULT = 8
-"""Worker processes per rank, where their number is not given."""
+MAX_TEXT_WORKERS = 8
+"""Most worker processes of a rank that tokenize texts, if the configuration does not give their number."""
 
-MOST_DOWNLOADING = 2
-"""The same where ids are downloaded, as each has further threads for that."""
+MAX_DOWNLOAD_WORKERS = 2
+"""Most worker processes of a rank that download ids. Each has more threads that download."""
 
 
 class LoaderState(TypedDict):
@@ -29,7 +28,7 @@ class LoaderState(TypedDict):
         read: documents of its share that the packer has been given in that epoch, whatever workers have read ahead.
         ranks_per_node: ranks that share a disk.
         deals: how the current and later epochs were dealt out before, by epoch. Each deal is a list of its
-            `ranks_per_node` and of what each of its ranks had read; see `share_sampler.Deal`.
+            `ranks_per_node` and of what each of its ranks had read; see `share_sampler.EarlierDeal`.
     """
 
     epoch: int
@@ -39,49 +38,53 @@ class LoaderState(TypedDict):
 
 
 class DocumentLoader:
-    """Gives a rank's documents in flat source batches, an epoch of them at every `iter()`.
+    """Reads a rank's documents as flat source batches; every `iter()` reads an epoch.
 
-    Workers are started when this is made, in the thread that makes it, and live over all epochs: processes that are
-    forked while threads run may wait for ever for a lock that one of those held. They are given nothing to read before
-    the first `iter()`.
+    PyTorch's `DataLoader` runs the worker processes and puts their batches in order. The constructor starts the workers
+    in the thread that calls it, and they live over all epochs. The reason is that a process that is forked while other
+    threads run may wait for ever for a lock that one of these threads held. Until the first `iter()`, workers have
+    nothing to read.
+
+    `torchdata.StatefulDataLoader` has a state too. It is not used, as its state can be loaded only with the same number
+    of workers, and holds nothing from which the rest of an epoch could be dealt out to other ranks. The state here is
+    the number of documents that have been given, and so does not depend on workers.
 
     Args:
-        documents: a map-style dataset with `__getitems__`, which gives a `FlatSourceBatch`.
-        sampler: what the packer tells the epoch.
-        batches: gives what `__getitems__` is to be asked for, by that sampler.
-        num_workers: processes; 0 for none.
+        documents: a map-style dataset whose `__getitems__` gives a `FlatSourceBatch`.
+        sampler: deals the documents out to ranks. The packer sets its epoch.
+        batch_size: documents of a source batch.
+        num_workers: worker processes; 0 reads in the thread that asks for the batch.
         prefetch_factor: source batches that each worker keeps ready.
+
+    Attributes:
+        sampler: the sampler that was given.
     """
 
     def __init__(
-        self,
-        documents: Any,
-        sampler: ShareSampler,
-        batches: NumberBatches | WantedBatches,
-        num_workers: int,
-        prefetch_factor: int,
+        self, documents: Any, sampler: ShareSampler, batch_size: int, num_workers: int, prefetch_factor: int
     ) -> None:
         self.sampler = sampler
-        self._to_read = _ToRead(batches)
+        self._batch_size = batch_size
         self._read = 0
         self._loaded_epoch: int | None = None
+        self._requests = _Requests()
         self._loader: DataLoader[FlatSourceBatch] = DataLoader(
             documents,
-            batch_sampler=self._to_read,
+            batch_sampler=self._requests,
             num_workers=num_workers,
             collate_fn=_as_it_is,  # type: ignore[arg-type] # `__getitems__` need not give a list
             worker_init_fn=_start_worker,
             prefetch_factor=prefetch_factor if num_workers else None,
             persistent_workers=num_workers > 0,
-            # Or each epoch would draw from PyTorch's global generator, on the packing thread, at any time.
+            # Without a generator, each epoch would draw a number from PyTorch's global generator, on the packing
+            # thread, at a time that differs from run to run.
             generator=torch.Generator(),
         )
         if num_workers:
-            iter(self._loader)
-        self._to_read.read = 0
+            iter(self._loader)  # starts the workers
 
     def state_dict(self) -> LoaderState:
-        """This rank's place: its epoch, and how many documents of it have been given, whatever workers have ready."""
+        """This rank's position: its epoch, and how many documents were given. Those that workers hold do not count."""
         sampler = self.sampler
         return {
             "epoch": sampler.epoch,
@@ -95,10 +98,11 @@ class DocumentLoader:
         }
 
     def load_state_dict(self, state: LoaderState) -> None:
-        """Go on from there at the next `iter()`; nothing that lies before is read."""
+        """Resume from the position of `state` at the next `iter()`. No document before the position is read."""
         self.sampler.set_epoch(state["epoch"])
         self.sampler.deals = {
-            epoch: [Deal(per_node, tuple(read)) for per_node, read in deals] for epoch, deals in state["deals"].items()
+            epoch: [EarlierDeal(per_node, tuple(read)) for per_node, read in deals]
+            for epoch, deals in state["deals"].items()
         }
         self._read, self._loaded_epoch = state["read"], state["epoch"]
 
@@ -122,16 +126,16 @@ class DocumentLoader:
         epochs = [state["epoch"] for state in saved]
         deals = {epoch: list(earlier) for state in saved for epoch, earlier in state["deals"].items()}
         for epoch in range(min(epochs), max(epochs) + 1):
-            read = [ALL if s["epoch"] > epoch else s["read"] if s["epoch"] == epoch else 0 for s in saved]
+            read = [WHOLE_SHARE if s["epoch"] > epoch else s["read"] if s["epoch"] == epoch else 0 for s in saved]
             deals.setdefault(epoch, []).append([saved[0]["ranks_per_node"], read])
         return {"epoch": min(epochs), "read": 0, "ranks_per_node": self.sampler.ranks_per_node, "deals": deals}
 
     def __iter__(self) -> Iterator[FlatSourceBatch]:
-        """Start an epoch, or go on with the one of a state that was loaded."""
+        """Start the epoch that the sampler is at, or resume the epoch of a state that was loaded."""
         if self._loaded_epoch != self.sampler.epoch:
             self._read = 0
         self._loaded_epoch = None
-        self._to_read.read = self._read
+        self._requests.of_epoch = self.sampler.batches_after(self._read, self._batch_size)
         return self._batches(iter(self._loader))
 
     def _batches(self, batches: Iterator[FlatSourceBatch]) -> Iterator[FlatSourceBatch]:
@@ -139,45 +143,51 @@ class DocumentLoader:
             for batch in batches:
                 self._read += len(batch.lengths)
                 yield batch
-        except ConfigError as error:  # what a worker raises comes with its whole traceback as its text
+        except ConfigError as error:  # from a worker, its text is a traceback that ends in what the worker raised
             raise ConfigError(str(error).rstrip().rpartition("ConfigError: ")[2]) from error
 
 
-class _ToRead(Sampler[Any]):
-    """What the loader is to ask for: nothing before `read` is set, then an epoch's documents behind as many."""
+class _Requests(Sampler[Any]):
+    """What PyTorch's `DataLoader` asks the dataset for in the next epoch.
 
-    def __init__(self, batches: NumberBatches | WantedBatches) -> None:
-        self._batches = batches
-        self.read: int | None = None
+    The loader iterates over this once when it starts its workers, and once an epoch. At the start there is nothing to
+    read: then it only starts the workers.
+
+    Attributes:
+        of_epoch: one argument of `__getitems__` for each source batch.
+    """
+
+    def __init__(self) -> None:
+        self.of_epoch: Iterable[Any] = ()
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(()) if self.read is None else iter(self._batches.after(self.read))
+        return iter(self.of_epoch)
 
 
-def num_workers_of(given: int | None, are_texts: bool, are_streamed: bool, ranks_of_machine: int) -> int:
-    """Worker processes of a rank, where the configuration leaves it to the number of cores.
+def choose_num_workers(given: int | None, are_texts: bool, are_streamed: bool, ranks_of_machine: int) -> int:
+    """How many worker processes a rank has: the number that the configuration gives, or one that suits the cores.
 
     Args:
-        given: what it says.
-        are_texts: documents are tokenized as they are read; a core makes about a million tokens a second.
-        are_streamed: they are downloaded.
-        ranks_of_machine: ranks that share the cores.
+        given: the number in the configuration; None if it gives none.
+        are_texts: documents are tokenized as they are read. A core makes about a million tokens a second.
+        are_streamed: documents are downloaded.
+        ranks_of_machine: ranks that share the cores of this machine.
     """
     if given is not None:
         return given
     if not (are_texts or are_streamed):
-        return 0  # reading ids from a memory map costs less than handing them over from another process
-    cores = len(os.sched_getaffinity(0)) // ranks_of_machine - 1  # one for the rank itself
-    return max(1, min(cores, MOST_BY_DEFAULT if are_texts else MOST_DOWNLOADING))
+        return 0  # reading ids from a memory map costs less than sending them from one process to another
+    cores = len(os.sched_getaffinity(0)) // ranks_of_machine - 1  # one core is for the rank itself
+    return max(1, min(cores, MAX_TEXT_WORKERS if are_texts else MAX_DOWNLOAD_WORKERS))
 
 
 def _as_it_is(documents: FlatSourceBatch) -> FlatSourceBatch:
     return documents
 
 
-def _start_worker(number: int) -> None:
+def _start_worker(worker: int) -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     assert parent.pid is not None
     end_only_by_parent(parent.pid)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker has one core, and a fork no threads
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker has one core, and a fork has no threads

@@ -30,7 +30,8 @@ from composer_packing.data.prepare.stats import (
 )
 from composer_packing.data.prepare.text_cache import copy_texts_once
 from composer_packing.data.streams.documents import StreamedDocuments
-from composer_packing.data.streams.index import OpenStreams, fetched_beside, local_folder, open_streams
+from composer_packing.data.streams.download import fetch_stream_file, local_folder
+from composer_packing.data.streams.index import OpenStreams, open_streams
 from composer_packing.data.tokenizer import TextTokenizer, load_tokenizer
 from composer_packing.packing.options import Objective
 from composer_packing.packing.source_batch import FlatSourceBatch
@@ -180,7 +181,7 @@ def _open_streaming(source: StreamingConfig, config: TrainConfig) -> TrainingDat
     opened = [open_streams(source, split, config.cache_folder, config.seed) for split in SPLITS]
     tokenizer = _check_tokenizer(_streaming_tokenizer(source, config.cache_folder), config)
     for name, stream in source.streams.items():
-        stats = stats_in(fetched_beside(stream, STATS, config.cache_folder))
+        stats = stats_in(fetch_stream_file(stream, STATS, config.cache_folder))
         check_made_with("data.streaming", Path(stream.remote or stream.local or name), stats, tokenizer)
     splits = []
     for streams in opened:
@@ -194,7 +195,7 @@ def _streaming_tokenizer(source: StreamingConfig, cache_folder: Path) -> TextTok
     """The tokenizer that is given, or the one next to the first stream, which is downloaded first."""
     first = next(iter(source.streams.values()))
     for name in TOKENIZER_FILES if source.tokenizer is None else ():
-        fetched_beside(first, f"{TOKENIZER}/{name}", cache_folder)
+        fetch_stream_file(first, f"{TOKENIZER}/{name}", cache_folder)
     return tokenizer_for("data.streaming", source.tokenizer, local_folder(first, cache_folder) / TOKENIZER)
 
 

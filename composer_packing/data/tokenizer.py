@@ -1,4 +1,4 @@
-"""The tokenizer of a run: texts to ids, and the ids that packing and masking must know."""
+"""The tokenizer of a run: makes ids of texts, and knows the special ids that packing and masking need."""
 
 import hashlib
 import json
@@ -17,17 +17,17 @@ from composer_packing.packing.document_table import Tokens
 from composer_packing.packing.token_arrays import concatenate_ids
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-"""Special tokens of the tokenizers that are trained here; the place is the id."""
+"""Special tokens of the tokenizers that `train_tokenizer` trains. A token's index is its id."""
 
 
 class Vocabulary(NamedTuple):
-    """What packing and masking must know of a tokenizer.
+    """What packing and masking need to know about a tokenizer.
 
     Attributes:
-        size: all ids lie below it.
-        pad_token_id: 0 where it has none, as padding is where no document is, whatever its id.
-        mask_token_id: None where it has none.
-        special_token_ids: ids that are never masked nor drawn, in order.
+        size: all ids lie below this number.
+        pad_token_id: 0 if the tokenizer has no padding token. Padding is recognized by its position, not by its id.
+        mask_token_id: None if the tokenizer has no mask token.
+        special_token_ids: ids that are neither masked nor drawn as random words, sorted.
     """
 
     size: int
@@ -37,16 +37,17 @@ class Vocabulary(NamedTuple):
 
 
 class TextTokenizer:
-    """A fast tokenizer. Texts are never cut or padded, and get the special tokens that it adds.
+    """A fast tokenizer that never cuts or pads a text. It adds its special tokens to each text.
 
     Args:
-        tokenizer: as transformers has it, which knows its special tokens by their names.
+        tokenizer: a fast tokenizer of transformers. Unlike one of the library tokenizers, it knows which token is the
+            mask, the padding and so on.
 
     Attributes:
         named: the tokenizer as given.
-        vocabulary: its size and special ids.
-        text: the tokenizer as `tokenizer.json` holds it, and the special tokens by their names.
-        fingerprint: SHA-256 of that, 16 hexadecimal digits.
+        vocabulary: size of the vocabulary, and special ids.
+        text: JSON of `tokenizer.json` and of the names of the special tokens.
+        fingerprint: of `text`, 16 hexadecimal digits. Checkpoints and prepared data hold the value.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -68,24 +69,30 @@ class TextTokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """All ids lie below it."""
+        """All ids lie below this number."""
         return self.vocabulary.size
 
     @property
     def num_special_tokens(self) -> int:
-        """How many it adds to a text."""
+        """How many special tokens the tokenizer adds to a text."""
         return int(self._backend.num_special_tokens_to_add(is_pair=False))
 
     def __call__(self, texts: Sequence[str]) -> tuple[Tokens, NDArray[np.int64]]:
-        """Ids of all texts end to end, in the narrowest type for them, and how many each has.
+        """Tokenize texts, on all cores unless the environment has `TOKENIZERS_PARALLELISM=false`.
 
-        Texts are tokenized on all cores, unless the environment has `TOKENIZERS_PARALLELISM=false`.
+        Returns:
+            uint16, uint32 or int64 `(tokens,)`, the ids of all texts end to end, in the narrowest of these types; and
+            int64 `(texts,)`, the number of tokens of each text.
         """
         encoded = [encoding.ids for encoding in self._backend.encode_batch_fast(texts)]
         return concatenate_ids("input_ids", encoded, self.vocab_size)
 
-    def in_pieces(self, texts: Sequence[str], max_seq_len: int) -> list[list[list[int]]]:
-        """For each text its ids in pieces of at most `max_seq_len`, each with the special tokens that it adds."""
+    def tokenize_in_pieces(self, texts: Sequence[str], max_seq_len: int) -> list[list[list[int]]]:
+        """Tokenize texts into pieces of at most `max_seq_len` tokens. Every piece has special tokens of its own.
+
+        Returns:
+            For each text its pieces, and for each piece its ids.
+        """
         self._backend.enable_truncation(max_seq_len)
         try:
             encoded = self._backend.encode_batch(texts)
@@ -94,15 +101,15 @@ class TextTokenizer:
         return [[encoding.ids, *(piece.ids for piece in encoding.overflowing)] for encoding in encoded]
 
     def save(self, folder: Path) -> None:
-        """Write it where `load_tokenizer` reads it from."""
+        """Write the tokenizer into a folder, from which `load_tokenizer` reads it."""
         self.named.save_pretrained(folder)
 
 
 def load_tokenizer(name_or_folder: str) -> TextTokenizer:
-    """A tokenizer from a folder that `save_pretrained` wrote, or from the Hugging Face hub by its name.
+    """Read a tokenizer from a folder that `save_pretrained` wrote, or get it by its name from the Hugging Face hub.
 
     Raises:
-        ConfigError: there is none, or it is not a fast one.
+        ConfigError: the tokenizer cannot be read, or is not a fast one.
     """
     form = (
         "give a folder that save_pretrained wrote, with tokenizer.json and tokenizer_config.json, or a name on the hub"
@@ -111,7 +118,7 @@ def load_tokenizer(name_or_folder: str) -> TextTokenizer:
         raise ConfigError(f"tokenizer={name_or_folder}: there is no such folder; {form}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name_or_folder)
-    except Exception as error:  # transformers raises what its parts raise
+    except Exception as error:  # transformers passes on errors of any kind
         raise ConfigError(f"tokenizer={name_or_folder}: cannot be read ({one_line(error, 120)}); {form}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ConfigError(
@@ -122,7 +129,7 @@ def load_tokenizer(name_or_folder: str) -> TextTokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Byte-level BPE that puts [CLS] before and [SEP] behind every document."""
+    """Train a byte-level BPE tokenizer that adds [CLS] before and [SEP] after every text."""
     tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -132,7 +139,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
             vocab_size=vocab_size,
             special_tokens=list(SPECIAL_TOKENS),
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            show_progress=False,  # it would print empty lines where there is no terminal
+            show_progress=False,  # without a terminal, progress is printed as empty lines
         ),
     )
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -143,6 +150,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """A tokenizer of `train_tokenizer` as transformers knows it, with its special tokens by their names."""
+    """Wrap a tokenizer of `train_tokenizer` for transformers, and name its special tokens."""
     names = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)

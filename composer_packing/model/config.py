@@ -1,4 +1,4 @@
-"""The shape of the encoder as plain numbers. This file needs no PyTorch, so the YAML schema loads without it."""
+"""The shape of the encoder as plain numbers. This file imports no PyTorch, so the YAML schema can be built on it."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,7 @@
-"""Training: everything that Composer is given.
+"""Training: the parts that Composer is given, and what a run prints.
 
-`run` builds the parts of a run and fits. `batches` and `evaluation` make packed batches of documents, `dataspec` wraps
-them for Composer, `composer_model` wraps the encoder, and `optimizer` sets the learning rate. `monitor` logs what a
-batch held, `console` and `report` print.
+`run` builds the parts of a run, fits, and says what happened. `batches` packs the training documents, `evaluation` the
+held-out ones. `dataspec` wraps batches for Composer, `composer_model` wraps the encoder, and `optimizer` sets the
+learning rate. `monitor` logs what each batch held. `console` prints while a run trains, and `report` words the lines at
+its start and end.
 """

@@ -1,4 +1,9 @@
-"""From documents and configuration to the packed batches that a rank trains on."""
+"""From documents to the packed batches that a rank trains on.
+
+::
+
+    documents -> DocumentLoader -> source batches -> packer -> batches -> Lockstep -> trainer
+"""
 
 from collections.abc import Iterable
 
@@ -8,11 +13,11 @@ from composer_packing.batch.lockstep import Lockstep
 from composer_packing.common.errors import ConfigError
 from composer_packing.config.schedules import batch_size_warmup, mask_ratio_cooldown
 from composer_packing.config.schema import TrainConfig
-from composer_packing.data.document_loader import DocumentLoader, num_workers_of
+from composer_packing.data.document_loader import DocumentLoader, choose_num_workers
 from composer_packing.data.open_source import Documents
-from composer_packing.data.share_sampler import NumberBatches, ShareSampler
+from composer_packing.data.share_sampler import ShareSampler
 from composer_packing.data.streams.documents import StreamedDocuments
-from composer_packing.data.streams.sampler import StreamSampler, WantedBatches
+from composer_packing.data.streams.sampler import StreamSampler
 from composer_packing.data.tokenizer import Vocabulary
 from composer_packing.packing.best_fit import GreedyBestFitSequencePacker
 from composer_packing.packing.labels.keyed_mlm import KeyedMasking
@@ -32,18 +37,18 @@ PACKERS: dict[PackingStrategy, type[SequencePacker]] = {
 def train_batches(
     documents: Documents, config: TrainConfig, vocabulary: Vocabulary, pin_memory: bool = False
 ) -> Lockstep:
-    """This rank's share of the documents, shuffled anew each epoch, packed on a background thread.
+    """Pack this rank's share of the documents on a background thread, in another order each epoch.
 
-    Worker processes are started here, before that thread is.
+    Worker processes start here, before the thread does.
 
     Args:
-        documents: what all ranks share.
-        config: the run, its durations resolved.
+        documents: the documents of all ranks.
+        config: the run, with its durations resolved.
         vocabulary: of their tokenizer.
         pin_memory: put batches into pinned memory, for a GPU.
 
     Raises:
-        ConfigError: the packer does not take the settings.
+        ConfigError: the packer refuses the settings.
     """
     schedules = schedule_settings(config)
     try:
@@ -76,18 +81,15 @@ def schedule_settings(config: TrainConfig) -> ScheduleSettings:
 
 
 def document_loader(documents: Documents, config: TrainConfig) -> DocumentLoader:
-    """What reads this rank's share of the documents; its worker processes are started here, if it has any."""
+    """Loader of this rank's share of the documents. Its worker processes, if it has any, start here."""
     rank, world_size, ranks_of_node = dist.get_global_rank(), dist.get_world_size(), dist.get_local_world_size()
     batch_size, settings = config.device_batch_size(world_size), config.train_loader
-    batches: NumberBatches | WantedBatches
     if is_streamed := isinstance(documents, StreamedDocuments):
         sampler: ShareSampler = StreamSampler(documents, world_size, rank, ranks_of_node, config.seed)
-        batches = WantedBatches(sampler, documents, batch_size)
     else:
         sampler = ShareSampler(documents, world_size, rank, config.seed)
-        batches = NumberBatches(sampler, batch_size)
-    num_workers = num_workers_of(settings.num_workers, documents.are_texts, is_streamed, ranks_of_node)
-    return DocumentLoader(documents, sampler, batches, num_workers, settings.prefetch_factor)
+    num_workers = choose_num_workers(settings.num_workers, documents.are_texts, is_streamed, ranks_of_node)
+    return DocumentLoader(documents, sampler, batch_size, num_workers, settings.prefetch_factor)
 
 
 def make_packer(
@@ -100,7 +102,21 @@ def make_packer(
     schedules: ScheduleSettings | None = None,
     pin_memory: bool = False,
 ) -> SequencePacker:
-    """The packer of a run, over source batches of one rank."""
+    """Make the packer that the configuration asks for.
+
+    Args:
+        source: gives source batches of this rank.
+        config: the run, with its durations resolved.
+        vocabulary: of the tokenizer.
+        mask_prob: share of the tokens to predict, if the objective is mlm.
+        mask_seed: seed of the masks.
+        tail: what becomes of the documents that are left at the end of an epoch.
+        schedules: what changes during the training; None for constant sizes and masks.
+        pin_memory: put batches into pinned memory, for a GPU.
+
+    Raises:
+        ValueError: the packer refuses the settings.
+    """
     batch_size = config.device_batch_size(dist.get_world_size())
     shape = BatchShape(
         src_batch_size=batch_size,

@@ -1,4 +1,4 @@
-"""The encoder as Composer wants it: forward, loss and metrics of one packed row."""
+"""The encoder in the form that Composer takes: forward, loss and metrics of one packed row."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from composer_packing.model.modernbert import LanguageModelOutput, ModernBertFor
 
 
 class PackedLanguageModel(ComposerModel):
-    """Language model that trains on microbatches of `batch.split_packed_batch`.
+    """Language model that trains on the microbatches that `split_packed_batch` makes: one packed row each.
 
-    Evaluation weighs every target the same, in whichever row or rank it lies.
+    Evaluation gives every target the same weight, whatever its row and rank.
 
     Args:
         config: shape of the encoder.
@@ -27,7 +27,7 @@ class PackedLanguageModel(ComposerModel):
         self.model = ModernBertForMaskedLM(config)
 
     def forward(self, batch: Batch) -> LanguageModelOutput:
-        """Predict one row."""
+        """Predict the targets of one row."""
         output: LanguageModelOutput = self.model(
             batch["input_ids"],
             batch["cu_seqlens"],
@@ -38,20 +38,20 @@ class PackedLanguageModel(ComposerModel):
         return output
 
     def loss(self, outputs: LanguageModelOutput, batch: Batch) -> Tensor:
-        """Mean cross entropy over the row's targets; Composer weighs it by their number."""
+        """Mean cross entropy over the row's targets. Composer weighs the row by the number of its targets."""
         assert outputs.loss is not None
         return outputs.loss
 
     def eval_forward(self, batch: Batch, outputs: LanguageModelOutput | None = None) -> LanguageModelOutput:
-        """Predict one row, unless that was done."""
+        """Predict the targets of one row, unless `outputs` already holds the prediction."""
         return self(batch) if outputs is None else outputs
 
     def get_metrics(self, is_train: bool = False) -> dict[str, Metric]:
-        """Cross entropy and accuracy in evaluation, none in training."""
+        """Cross entropy and accuracy in evaluation; no metrics in training."""
         return {} if is_train else {type(m).__name__: m for m in (LanguageCrossEntropy(), MaskedAccuracy())}
 
     def update_metric(self, batch: Any, outputs: LanguageModelOutput, metric: Metric) -> None:
-        """Add one row's targets to a metric."""
+        """Add the targets of one row to a metric."""
         assert outputs.targets is not None
         if len(outputs.targets):  # the metrics cannot reshape a row without targets
             metric.update(outputs.logits.to(torch.float32), outputs.targets)

@@ -9,10 +9,12 @@ from composer.utils import create_interval_scheduler, dist
 
 
 class IntervalConsoleLogger(LoggerDestination):
-    """Composer's console logger, which takes batches and epochs, at an interval in any unit of `times`.
+    """Composer's console logger with an interval in tokens, documents or batches.
+
+    Composer's own takes an interval in batches or epochs only.
 
     Args:
-        interval: time between two prints.
+        interval: time between two prints, such as `1000tok`, `50sp` or `10ba`.
     """
 
     def __init__(self, interval: str) -> None:
@@ -20,20 +22,20 @@ class IntervalConsoleLogger(LoggerDestination):
         self._is_due = create_interval_scheduler(interval, include_end_of_training=False, checkpoint_events=False)
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        """Keep what is to be printed."""
+        """Keep the metrics until the next print."""
         self._console.log_metrics(metrics, step)
 
     def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
-        """Keep what is to be printed."""
+        """Keep the hyperparameters until the next print."""
         self._console.log_hyperparameters(hyperparameters)
 
     def run_event(self, event: Event, state: State, logger: Logger) -> None:
-        """Print behind the first batch, where the interval is over, and whenever Composer's does otherwise."""
+        """Print after the first batch, after every interval, and at all events but batches at which Composer prints."""
         if event is not Event.BATCH_END or self._console.last_logged_batch == 0 or self._is_due(state, event):
             self._console.run_event(event, state, logger)
 
 
-def print_once(text: str) -> None:
-    """Print on the first rank."""
+def print_on_first_rank(text: str) -> None:
+    """Print a text on the first rank; the other ranks print nothing."""
     if dist.get_global_rank() == 0:
         print(text, flush=True)

@@ -1,4 +1,4 @@
-"""Packed batches as Composer takes them: a `DataSpec` for training and one for evaluation."""
+"""Packed batches in the form that Composer takes: one `DataSpec` for training and one for evaluation."""
 
 from collections.abc import Iterable
 
@@ -16,17 +16,18 @@ from composer_packing.checkpointing.packed_dataset import PackedDataset
 
 
 def packed_dataspec(batches: Iterable[Batch]) -> DataSpec:
-    """A `DataSpec` that splits batches into rows and counts real tokens, documents and targets.
+    """Wrap packed batches for Composer: each row is a microbatch; real tokens, documents and targets are counted.
 
-    The device only ever sees counts that were taken on the host, as plain ints.
+    The counts are taken on the host as plain ints. Counting on the device would wait for it at every microbatch.
 
     Args:
-        batches: gives packed batches with `attention_mask`, an epoch of them at every `iter()`. A step in which no
-            rank has a target is an error in Composer, unless a `Lockstep` gives the batches. Checkpoints keep the
-            place of a `Lockstep`; a `PackedDataset` around it says when another run may go on from there.
+        batches: gives an epoch of packed batches with `attention_mask` at every `iter()`. Checkpoints keep the position
+            in the data of a `Lockstep`; wrap the `Lockstep` in a `PackedDataset` to say which settings must match when
+            a run resumes. A step in which no rank has a target is an error in Composer, unless a `Lockstep` gives the
+            batches.
     """
     dataset = batches if isinstance(batches, PackedDataset) else PackedDataset(batches)
-    # With a generator of its own, or to iterate would change PyTorch's global random numbers.
+    # Without a generator of its own, each iteration would draw from PyTorch's global random numbers.
     loader: DataLoader[Batch] = DataLoader(dataset, batch_size=None, generator=torch.Generator())
     return DataSpec(
         loader,

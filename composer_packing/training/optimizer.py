@@ -1,4 +1,4 @@
-"""What Composer's optimizers and schedulers lack: warmup-stable-decay, and groups without weight decay."""
+"""What Composer's optimizers and schedulers lack: warmup-stable-decay, and parameters without weight decay."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from composer_packing.config.schedules import check_learning_rate_schedule
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups for an optimizer: matrices decay, norms and biases do not."""
+    """Sort a model's parameters into two groups for an optimizer: matrices decay, norms and biases do not."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
@@ -20,16 +20,22 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 class WarmupStableDecayScheduler(ComposerScheduler):
-    """Learning-rate multiplier: up in a straight line, constant, then down by one minus a square root.
+    """Multiplier of the learning rate: rises in a straight line, stays at 1, and falls by one minus a square root.
 
-    The decay takes the last `t_decay` of the training (Hägele et al., 2024). Composer sets the rate of a step
-    before it counts the batch before it: the rate is one batch behind the clock, and the first two steps of a
-    warmup have a rate of 0.
+    ::
+
+        first t_warmup    t / t_warmup
+        between           1
+        last t_decay      1 - (1 - alpha_f) * sqrt(p), where p rises from 0 to 1
+
+    The decay takes the last `t_decay` of the training (Hägele et al., 2024). Composer sets the rate of a step before it
+    counts the previous batch. The rate is therefore one batch behind the clock, and the first two steps of a warmup
+    have a rate of 0.
 
     Args:
-        t_warmup: length of the warmup, in any unit of `times`; the multiplier is `t / t_warmup`.
-        t_decay: length of the decay at the end of `max_duration`, in its unit.
-        alpha_f: multiplier at the end.
+        t_warmup: length of the warmup, such as `1000tok`, `50sp` or `10ba`; `0tok` for no warmup.
+        t_decay: length of the decay, in the unit of `max_duration`; `0tok` for no decay.
+        alpha_f: multiplier at the end of the training.
 
     Raises:
         ValueError: a time is not a duration. A call raises it if warmup and decay do not fit into `max_duration`.
@@ -41,7 +47,7 @@ class WarmupStableDecayScheduler(ComposerScheduler):
         self.alpha_f = alpha_f
 
     def __call__(self, state: State, ssr: float = 1.0) -> float:
-        """Multiplier at `state.timestamp`; `ssr` stretches the decay's place, not the warmup."""
+        """Multiplier at `state.timestamp`; `ssr` scales the end from which the decay counts back, not the warmup."""
         assert state.max_duration is not None
         unit = state.max_duration.unit
         check_learning_rate_schedule(self.warmup, self.decay, Duration(state.max_duration.value, unit.value))

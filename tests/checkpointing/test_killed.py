@@ -64,8 +64,8 @@ def test_each_way_to_end_a_run_gives_its_exit_code(found: dict[str, Any]) -> Non
 
 def test_a_run_says_where_it_went_on_what_was_cut_off_and_when_it_is_finished(found: dict[str, Any]) -> None:
     out = found["out"]
-    assert "resumed    behind batch " in out
-    assert re.search(r"stopped    by SIGTERM behind batch \d+; the same command goes on from \S+-rank0.pt", out)
+    assert "resumed    after batch " in out
+    assert re.search(r"stopped    by SIGTERM after batch \d+; the same command resumes from \S+-rank0.pt", out)
     assert "is cut off or damaged, as a run was killed or a disk full: it is passed over" in out
     assert "File too large: make room and run the same command, which goes on from the last checkpoint" in out
     assert out.splitlines()[-1].startswith("finished   ")

@@ -16,7 +16,7 @@ from composer_packing.batch.lockstep import Lockstep
 from composer_packing.checkpointing.packed_dataset import PackedDataset
 from composer_packing.common.errors import ConfigError
 from composer_packing.data.document_loader import DocumentLoader
-from composer_packing.data.share_sampler import ALL, Deal, NumberBatches, ShareSampler
+from composer_packing.data.share_sampler import WHOLE_SHARE, EarlierDeal, ShareSampler
 from tests.tools.array_documents import DocumentDataset
 from tests.tools.packers import new_packer
 from tests.tools.ranks_resuming import COUNT, EPOCHS, STOPS
@@ -36,7 +36,7 @@ def numbered(count: int) -> DocumentDataset:
 
 def packer_of(documents: DocumentDataset, rank: int, world_size: int) -> SequencePacker:
     sampler = ShareSampler(documents, world_size, rank, seed=2)
-    loader = DocumentLoader(documents, sampler, NumberBatches(sampler, 3), 0, 1)
+    loader = DocumentLoader(documents, sampler, 3, 0, 1)
     return new_packer(
         SubsetSumSequencePacker,
         *(loader, 3, 2, 16, 9),
@@ -133,7 +133,7 @@ def test_dealing_again_by_hand() -> None:
     """Five documents on two ranks in epoch 0: the first has read two of three, the second none of two."""
     sampler = ShareSampler(range(5), 1, 0, seed=3)
     order = sampler.numbers().tolist()
-    sampler.deals = {0: [Deal(2, (2, 0))], 1: [Deal(2, (ALL, 1))]}
+    sampler.deals = {0: [EarlierDeal(2, (2, 0))], 1: [EarlierDeal(2, (WHOLE_SHARE, 1))]}
     assert sampler.numbers().tolist() == [order[1], order[3], order[4]]
     sampler.set_epoch(1)
     (second,) = [ShareSampler(range(5), 1, 0, seed=3)]

@@ -34,11 +34,11 @@ def message(path: str, *overrides: str, world_size: int = 1) -> str:
 
 @pytest.mark.parametrize("path", sorted(YAMLS.rglob("*.yaml")), ids=str)
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_every_yaml_of_ours_is_read(path: Path, world_size: int) -> None:
+def test_every_yaml_file_of_the_project_is_read(path: Path, world_size: int) -> None:
     assert isinstance(load_config(str(path), [], world_size), TrainConfig)
 
 
-def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> None:
+def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump({"seed": 5, "optimizer": {"lr": 0.5}, "max_seq_len": 64}))
     config = load_config(str(path), [*SMALLEST, "optimizer.lr=2e-5", "max_seq_len=32"], 2)
@@ -55,8 +55,11 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
     ("override", "words"),
     [
         ("objective=clm", "objective=clm: must be mlm, causal or sft"),
-        ("objective=causal", "model.causal=False: with objective=causal each token would see the one it is to predict"),
-        ("objective=sft", "model.causal=False: with objective=sft each token would see the one it is to predict"),
+        (
+            "objective=causal",
+            "model.causal=False: with objective=causal each token would see the token that it must predict",
+        ),
+        ("objective=sft", "model.causal=False: with objective=sft each token would see the token that it must predict"),
         ("autoresume=true", "autoresume=true: needs run_name, by which the next start finds the checkpoints"),
         ("save_num_checkpoints_to_keep=0", "save_num_checkpoints_to_keep=0: must be at least 1, or -1 for all"),
         ("load_weights_only=true", "load_weights_only=true: needs load_path"),
@@ -106,14 +109,14 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
             "train_loader.masking_ratio_step_size=0.1",
             "train_loader.masking_ratio_step_size=0.1 needs final_masking_ratio too",
         ),
-        ("train_loader.packing_strategy=ffd", "packing_strategy=ffd: must be subset_sum or best_fit"),
+        ("train_loader.packing_strategy=ffd", "packing_strategy=ffd: must be best_fit or subset_sum"),
         (
             "train_loader.masking_cooldown_schedule_type=foo",
             "train_loader.masking_cooldown_schedule_type='foo' must be one of linear, stair",
         ),
         ("train_loader.packing_buffer_size=8", "packing_buffer_size=8: must exceed the 8 sequences"),
         ("train_loader.packing_prefetch_factor=-1", "packing_prefetch_factor=-1: must be at least 0"),
-        ("mlm_probability=0", "mlm_probability=0.0: must lie above 0"),
+        ("mlm_probability=0", "mlm_probability=0.0: must be above 0 and at most 1"),
         ("eval_loader.mlm_probability=1.5", "eval_loader.mlm_probability=1.5: "),
         ("model.vocab_size=600", "data.docs.vocab_size=8192: must be at least 512 and not exceed model.vocab_size=600"),
         ("data.docs.vocab_size=100", "data.docs.vocab_size=100: must be at least 512"),
@@ -123,24 +126,24 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("data.streaming.streams.a.remot=x", "streams.a.remot; did you mean data.streaming.streams.NAME.remote?"),
         ("data.csv.train=[x]", "there is no key data.csv"),
         ("data.text.train=x", "data.text.train: "),
-        ("train_loader.num_workers=-1", "train_loader.num_workers=-1: must lie between 0 and 256, or be null"),
+        ("train_loader.num_workers=-1", "train_loader.num_workers=-1: must be at least 0 and at most 256, or null"),
         ("train_loader.prefetch_factor=0", "train_loader.prefetch_factor=0: must be at least 1"),
         ("eval_loader.max_documents=0", "eval_loader.max_documents=0: must be at least 1"),
         ("model.hidden_size=127", "model.hidden_size=127 must be a multiple"),
         ("model.num_hidden_layers=0", "model.num_hidden_layers=0"),
         ("model.attn_out_dropout=1.0", "model.attn_out_dropout=1.0"),
-        ("optimizer.betas=[0.9,1.0]", "optimizer.betas=[0.9, 1.0]"),
+        ("optimizer.betas=[0.9,1.0]", "optimizer.betas=[0.9, 1.0]: each must be at least 0 and below 1"),
         ("optimizer.lr=-1", "optimizer.lr=-1.0: must be at least 0"),
         ("optimizer.lr=nan", "optimizer.lr=nan: must be at least 0"),
-        ("scheduler.alpha_f=-1", "scheduler.alpha_f=-1.0"),
+        ("scheduler.alpha_f=-1", "scheduler.alpha_f=-1.0: must be at least 0 and below 2**32"),
         (
             "console_log_interval=1ep",
             "console_log_interval='1ep' must be a duration such as 1000tok, 50sp, 10ba or 0.1dur",
         ),
         ("seed=-1", "seed=-1: must be at least 0 and below 2**32"),
-        ("seed=99999999999", "seed=99999999999"),
+        ("seed=99999999999", "seed=99999999999: must be at least 0 and below 2**32"),
         ("train_loader.packing_buffer_size=0", "packing_buffer_size=0: must exceed"),
-        ("train_loader.final_masking_ratio=0", "final_masking_ratio=0.0: must lie above 0"),
+        ("train_loader.final_masking_ratio=0", "final_masking_ratio=0.0: must be above 0 and at most 1, or null"),
         ("optimizer.lr=inf", "optimizer.lr=inf"),
         ("optimizer.lr=[1", "optimizer.lr=[1: "),
         ("seed=${", "seed=${: "),
@@ -149,7 +152,7 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("model.norm_eps=-1", "model.norm_eps=-1.0 must be above 0"),
         ("model.initializer_range=nan", "model.initializer_range=nan"),
         ("model.global_rope_theta=0", "model.global_rope_theta=0.0"),
-        ("device=tpu", "device=tpu: must be cpu or gpu"),
+        ("device=tpu", "device=tpu: must be cpu or gpu, or null"),
         ("eval_interval=10m", "eval_interval='10m' must be a duration"),
         ("eval_interval=0.0001dur", "eval_interval='0.0001dur' comes to 0tok; it must be at least 1tok"),
         ("eval_interval=nandur", "eval_interval='nandur' must be a duration"),
@@ -175,7 +178,7 @@ def test_defaults_the_file_and_overrides_lie_over_each_other(tmp_path: Path) -> 
         ("train_loader.masking_ratio_cooldown_start_tokens=-1ba", "start_tokens='-1ba' must not be negative"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_with_key_and_value(empty: str, override: str, words: str) -> None:
+def test_a_mistake_is_reported_in_one_line_with_key_and_value(empty: str, override: str, words: str) -> None:
     assert words in message(empty, *SMALLEST, override)
 
 
@@ -189,9 +192,9 @@ STREAM = ["data.docs=null", "data.streaming.streams.a.local=x"]
     [
         ([*TEXT, "data.text.train=[]"], "data.text.train=[]: give at least one file or folder"),
         ([*TEXT, "data.text.val=[]"], "data.text.val=[]: give at least one file or folder"),
-        ([*TEXT, "data.text.document_per=line"], "data.text.document_per=line: must be one of file, blank_line"),
-        ([*JSONL, "data.jsonl.val_share=1"], "data.jsonl.val_share=1.0: must lie above 0 and below 1"),
-        ([*JSONL, "data.jsonl.on_error=pass"], "data.jsonl.on_error=pass: must be one of stop, skip"),
+        ([*TEXT, "data.text.document_per=line"], "data.text.document_per=line: must be file or blank_line"),
+        ([*JSONL, "data.jsonl.val_share=1"], "data.jsonl.val_share=1.0: must be above 0 and below 1"),
+        ([*JSONL, "data.jsonl.on_error=pass"], "data.jsonl.on_error=pass: must be stop or skip"),
         (JSONL[:2], "data.jsonl.tokenizer is missing; set it in the file or as data.jsonl.tokenizer=VALUE"),
         (
             [*JSONL, "objective=sft", "model.causal=true"],
@@ -200,18 +203,18 @@ STREAM = ["data.docs=null", "data.streaming.streams.a.local=x"]
         (["data.docs=null", "data.mds.train=x"], "data.mds.folder is missing"),
         (
             ["data.docs=null", "data.mds.folder=x", "data.mds.bytes_dtype=float32"],
-            "bytes_dtype=float32: must be an int",
+            "data.mds.bytes_dtype=float32: must be uint8, uint16, uint32, uint64, int8",
         ),
         (["data.docs=null", "data.streaming.column=x"], "data.streaming.streams={}: give at least one"),
         ([*STREAM, "data.streaming.streams.a.choose=0"], "data.streaming.streams.a.choose=0: must be above 0"),
         ([*STREAM, "data.streaming.streams.a.proportion=nan"], "streams.a.proportion=nan: must be above 0"),
     ],
 )
-def test_what_is_wrong_with_a_source_is_said_in_one_line(empty: str, overrides: list[str], words: str) -> None:
+def test_a_mistake_in_a_source_is_reported_in_one_line(empty: str, overrides: list[str], words: str) -> None:
     assert words in message(empty, *SMALLEST, *overrides)
 
 
-def test_a_share_of_the_training_comes_out_in_the_unit_of_its_length_and_other_units_stay(empty: str) -> None:
+def test_a_share_of_the_training_becomes_a_number_in_the_unit_of_its_length_and_other_units_stay(empty: str) -> None:
     for length, tenth in (("1000tok", "100tok"), ("50sp", "5sp"), ("10ba", "1ba")):
         config = load_config(
             empty,
@@ -242,7 +245,7 @@ def test_a_share_of_the_training_comes_out_in_the_unit_of_its_length_and_other_u
 
 
 @pytest.mark.parametrize("objective", ["causal", "sft"])
-def test_a_mask_ratio_that_changes_goes_with_masked_tokens_only(empty: str, objective: str) -> None:
+def test_keys_of_masking_are_refused_if_no_token_is_masked(empty: str, objective: str) -> None:
     cooldown = ("train_loader.final_masking_ratio=0.1", "train_loader.masking_ratio_cooldown_tokens=100tok")
     text = message(empty, *SMALLEST, f"objective={objective}", "model.causal=true", *cooldown)
     assert f"masking_ratio_cooldown_tokens=100tok: with objective={objective} nothing is masked; leave it out" in text
@@ -283,7 +286,9 @@ def test_a_cooldown_and_its_start_are_counted_in_the_same_unit(empty: str) -> No
         ),
     ],
 )
-def test_a_cooldown_that_makes_no_sense_is_said_in_the_keys_own_words(empty: str, override: str, words: str) -> None:
+def test_a_cooldown_that_makes_no_sense_is_reported_by_the_names_of_its_keys(
+    empty: str, override: str, words: str
+) -> None:
     cooldown = ["train_loader.masking_ratio_cooldown_tokens=5ba", "train_loader.final_masking_ratio=0.1"]
     load_config(empty, [*SMALLEST, *cooldown], 1)
     assert words in message(empty, *SMALLEST, *cooldown, override)
@@ -299,14 +304,14 @@ def test_a_stair_has_a_height(empty: str, step: str) -> None:
     )
 
 
-def test_a_missing_key_is_named_with_the_way_to_set_it(empty: str) -> None:
+def test_a_missing_key_is_named_with_two_ways_to_set_it(empty: str) -> None:
     assert "max_duration is missing; set it in the file or as max_duration=VALUE" in message(empty)
 
 
-def test_the_largest_seed_leaves_room_for_the_ranks_which_add_their_number(empty: str) -> None:
+def test_the_largest_seed_leaves_room_for_the_rank_that_is_added_to_it(empty: str) -> None:
     load_config(empty, [*SMALLEST, "seed=4294967295"], 1)
     load_config(empty, [*SMALLEST, "seed=4294967294"], 2)
-    assert "seed=4294967295: 2 ranks add up to 1" in message(empty, *SMALLEST, "seed=4294967295", world_size=2)
+    assert "seed=4294967295: 2 ranks add up to 1 to it" in message(empty, *SMALLEST, "seed=4294967295", world_size=2)
 
 
 def test_batches_must_divide_by_ranks_and_rows(empty: str) -> None:
@@ -328,18 +333,18 @@ def test_batches_must_divide_by_ranks_and_rows(empty: str) -> None:
         (b"null: 3", "run.yaml: "),
     ],
 )
-def test_a_file_that_is_no_experiment_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_file_that_is_not_a_configuration_is_named(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "run.yaml"
     path.write_bytes(content)
     assert words in message(str(path))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert "nowhere.yaml: No such file or directory" in message(str(tmp_path / "nowhere.yaml"))
     assert "Is a directory" in message(str(tmp_path))
 
 
-def test_the_precision_is_one_the_device_has() -> None:
+def test_the_precision_is_one_that_the_device_has() -> None:
     config = TrainConfig()
     assert config.precision_on("cpu") == "fp32"
     assert config.precision_on("gpu") == "amp_bf16"
@@ -358,7 +363,7 @@ def test_the_precision_is_one_the_device_has() -> None:
         (["run_name=a", "autoresume=false"], False),
     ],
 )
-def test_a_run_with_a_name_goes_on_unless_it_is_to_write_over_itself(
+def test_a_run_with_a_name_resumes_unless_it_writes_over_its_checkpoints(
     empty: str, overrides: list[str], resumes: bool
 ) -> None:
     assert load_config(empty, [*SMALLEST, *overrides], 1).resumes is resumes

@@ -43,14 +43,14 @@ def with_brackets(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def without_post_processor(**special: Any) -> PreTrainedTokenizerFast:
-    """Byte-level BPE that adds nothing to a text."""
+    """A byte-level BPE tokenizer that adds nothing to a text."""
     bare = Tokenizer.from_str(BYTES.to_str())
     bare.post_processor = processors.ByteLevel(trim_offsets=False)
     return fast(bare, **special)
 
 
 def of_words(words: Sequence[str], **special: Any) -> PreTrainedTokenizerFast:
-    """A token for each of these words, in which case and the space between them are lost."""
+    """A tokenizer with a token for each of these words. It loses upper case, and the spaces between words."""
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -58,7 +58,7 @@ def of_words(words: Sequence[str], **special: Any) -> PreTrainedTokenizerFast:
 
 
 def of_merges(merges: Sequence[tuple[str, str]], **special: Any) -> PreTrainedTokenizerFast:
-    """Bytes, and what these merges make of them, across words and lines."""
+    """A tokenizer of bytes that joins them by these merges, also across words and lines."""
     vocab = {character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     vocab |= {first + second: len(vocab) + number for number, (first, second) in enumerate(merges)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=list(merges)))
@@ -68,18 +68,18 @@ def of_merges(merges: Sequence[tuple[str, str]], **special: Any) -> PreTrainedTo
 
 
 def trained(tokenizer: PreTrainedTokenizerFast, example: Mapping[str, Any], **settings: Any) -> list[str]:
-    """Tokens of one example that train."""
+    """The tokens of one example that train."""
     (result,) = ExampleTokenizer(tokenizer, **settings)([example])
     return cast("list[str]", tokenizer.convert_ids_to_tokens(result["input_ids"][result["loss_mask"] == 1].tolist()))
 
 
 def text_of(tokenizer: PreTrainedTokenizerFast, example: Mapping[str, Any], **settings: Any) -> str:
-    """What trains of one example, put together again."""
+    """The tokens of one example that train, decoded."""
     (result,) = ExampleTokenizer(tokenizer, **settings)([example])
-    return decoded(tokenizer, result["input_ids"][result["loss_mask"] == 1])
+    return decode(tokenizer, result["input_ids"][result["loss_mask"] == 1])
 
 
-def decoded(tokenizer: PreTrainedTokenizerFast, ids: Any) -> str:
+def decode(tokenizer: PreTrainedTokenizerFast, ids: Any) -> str:
     return str(tokenizer.decode(ids.tolist(), clean_up_tokenization_spaces=False))
 
 
@@ -93,13 +93,15 @@ pieces = st.lists(
 ).map("".join)
 
 
-def bytes_behind(tokens: Sequence[str]) -> list[int]:
-    """Where each token of a byte-level BPE ends: every character of its name is a byte."""
+def ends_in_bytes(tokens: Sequence[str]) -> list[int]:
+    """The offset in bytes at which each token of a byte-level BPE ends. Every character of a token's name is a byte."""
     return list(itertools.accumulate(len(token) for token in tokens))
 
 
 @given(st.lists(st.tuples(pieces, pieces), max_size=4))
-def test_a_token_trains_if_it_ends_in_the_response_and_the_sep_behind_it_too(given: list[tuple[str, str]]) -> None:
+def test_a_token_trains_if_it_ends_in_the_response_and_the_sep_after_it_too(
+    given: list[tuple[str, str]],
+) -> None:
     results = ExampleTokenizer(BRACKETS)([{"prompt": prompt, "response": response} for prompt, response in given])
     assert len(results) == len(given)
     for (prompt, response), result in zip(given, results, strict=True):
@@ -107,7 +109,7 @@ def test_a_token_trains_if_it_ends_in_the_response_and_the_sep_behind_it_too(giv
         assert result["loss_mask"].dtype == np.uint8
         first, *tokens, last = BRACKETS.convert_ids_to_tokens(result["input_ids"].tolist())
         assert (first, last) == ("[CLS]", "[SEP]")
-        in_response = [int(end > len(prompt.encode())) for end in bytes_behind(tokens)]
+        in_response = [int(end > len(prompt.encode())) for end in ends_in_bytes(tokens)]
         assert result["loss_mask"].tolist() == [0, *in_response, int(response != "")]
 
 
@@ -115,12 +117,12 @@ def test_a_token_trains_if_it_ends_in_the_response_and_the_sep_behind_it_too(giv
 def test_tokens_that_train_spell_the_response_and_all_tokens_the_text(prompt: str, response: str) -> None:
     (result,) = ExampleTokenizer(BRACKETS)([{"prompt": prompt, "response": response}])
     ids, mask = result["input_ids"], result["loss_mask"] == 1
-    assert decoded(BRACKETS, ids) == f"[CLS]{prompt}{response}[SEP]"
+    assert decode(BRACKETS, ids) == f"[CLS]{prompt}{response}[SEP]"
     assert ids.tolist() == BRACKETS(prompt + response)["input_ids"]
-    assert np.diff(mask.astype(int)).min() >= 0, "none that does not train behind one that does"
+    assert np.diff(mask.astype(int)).min() >= 0, "after a token that trains, all train"
     if response:
-        assert decoded(BRACKETS, ids[mask]).endswith(response + "[SEP]")
-        without_the_first = decoded(BRACKETS, ids[mask][1:]).lstrip("\ufffd")
+        assert decode(BRACKETS, ids[mask]).endswith(response + "[SEP]")
+        without_the_first = decode(BRACKETS, ids[mask][1:]).lstrip("\ufffd")
         assert f"{response}[SEP]".endswith(without_the_first), "the first alone may hold some of the prompt"
     else:
         assert not mask.any()
@@ -131,7 +133,7 @@ chats = st.lists(st.fixed_dictionaries({"role": roles, "content": pieces}), min_
 
 
 @given(chats, st.sets(roles, min_size=1), st.booleans())
-def test_of_a_chat_the_contents_of_some_roles_train_with_what_ends_them(
+def test_the_contents_of_some_roles_of_a_chat_train_with_their_ends(
     messages: list[dict[str, str]], train_roles: set[str], train_headers: bool
 ) -> None:
     parts = [("[CLS]", train_headers and messages[0]["role"] in train_roles and messages[0]["content"] != "")]
@@ -142,8 +144,8 @@ def test_of_a_chat_the_contents_of_some_roles_train_with_what_ends_them(
 
     (result,) = ExampleTokenizer(BRACKETS, None, sorted(train_roles), train_headers)([{"messages": messages}])
     tokens = BRACKETS.convert_ids_to_tokens(result["input_ids"].tolist())
-    assert decoded(BRACKETS, result["input_ids"]) == "".join(text for text, _ in parts)
-    ends = bytes_behind(tokens)
+    assert decode(BRACKETS, result["input_ids"]) == "".join(text for text, _ in parts)
+    ends = ends_in_bytes(tokens)
     assert result["loss_mask"].tolist() == [
         int(any(trains[start:end])) for start, end in zip([0, *ends], ends, strict=False)
     ]
@@ -152,7 +154,7 @@ def test_of_a_chat_the_contents_of_some_roles_train_with_what_ends_them(
 @given(
     st.permutations([*CHAT, {"prompt": "Two ", "response": "and"}, {"prompt": "a", "response": ""}, {"prompt": "b"}])
 )
-def test_examples_of_both_forms_come_in_order_and_as_each_alone(mixed: list[dict[str, str]]) -> None:
+def test_examples_of_both_forms_come_in_order_and_are_as_each_is_alone(mixed: list[dict[str, str]]) -> None:
     examples: list[dict[str, Any]] = [
         {"messages": [given]} if "role" in given else {"response": "c"} | given for given in mixed
     ]
@@ -168,21 +170,21 @@ def test_no_examples_give_none() -> None:
     assert ExampleTokenizer(BRACKETS)([]) == []
 
 
-def test_the_figure_of_the_module_is_what_happens() -> None:
+def test_the_picture_in_the_docstring_of_the_module_is_what_happens() -> None:
     example = {"messages": CHAT[1:3]}
     (result,) = ExampleTokenizer(BRACKETS)([example])
-    assert decoded(BRACKETS, result["input_ids"]) == "[CLS]<|user|>\nTwo and two?[SEP]\n<|assistant|>\nFour.[SEP]\n"
+    assert decode(BRACKETS, result["input_ids"]) == "[CLS]<|user|>\nTwo and two?[SEP]\n<|assistant|>\nFour.[SEP]\n"
     assert text_of(BRACKETS, example) == "Four.[SEP]\n"
 
 
-def test_several_turns_of_a_role_train_and_their_headers_by_the_switch_only() -> None:
+def test_all_turns_of_a_role_train_and_their_headers_only_by_the_switch() -> None:
     assert text_of(BRACKETS, {"messages": CHAT}) == "Four.[SEP]\nYes.[SEP]\n"
     with_headers = text_of(BRACKETS, {"messages": CHAT}, train_headers=True)
     assert with_headers == "<|assistant|>\nFour.[SEP]\n<|assistant|>\nYes.[SEP]\n"
 
 
 @pytest.mark.parametrize("template", [None, CHAT_ML])
-def test_system_and_user_train_where_they_are_asked_for_and_the_first_message_too(template: str | None) -> None:
+def test_system_and_user_train_if_asked_for_also_in_the_first_message(template: str | None) -> None:
     end = "[SEP]" if template is None else "<|im_end|>"
     settings = {"chat_template": template, "train_roles": ["system", "user"]}
     assert text_of(BRACKETS, {"messages": CHAT}, **settings) == f"Be brief.{end}\nTwo and two?{end}\nSure?{end}\n"
@@ -190,7 +192,7 @@ def test_system_and_user_train_where_they_are_asked_for_and_the_first_message_to
     assert first == ("[CLS]<|system|>\n" if template is None else "<|im_start|>system\n") + f"Be brief.{end}\n"
 
 
-def test_a_role_that_does_not_occur_gives_an_example_that_does_not_train() -> None:
+def test_an_example_without_the_role_trains_nothing() -> None:
     (result,) = ExampleTokenizer(BRACKETS, train_roles=["tool"])([{"messages": CHAT}])
     assert len(result["input_ids"]) > 0
     assert result["loss_mask"].tolist() == [0] * len(result["input_ids"])
@@ -207,12 +209,12 @@ def test_content_is_never_searched_for() -> None:
 
 
 @pytest.mark.parametrize("content", ["x", "y", "yy", "xx", "yx", " x", "\n", "x[SEP]\n<|assistant|>\ny"])
-def test_contents_like_those_that_the_header_is_found_with_train_whole(content: str) -> None:
+def test_contents_that_begin_as_the_sentinels_do_train_as_a_whole(content: str) -> None:
     messages = [*CHAT[:2], {"role": "assistant", "content": content}]
     assert text_of(of_merges([]), {"messages": messages}) == f"{content}\n"
 
 
-def test_a_token_that_crosses_the_boundary_trains_though_the_header_alone_has_others() -> None:
+def test_a_token_across_the_boundary_trains_though_the_header_alone_has_other_tokens() -> None:
     tokenizer = of_merges([(">", "Ċ"), ("Ċ", "F"), ("ĊF", "o"), ("Ġ", "a"), ("?", "Ġa")])
     messages = [{"role": "assistant", "content": "Four"}]
     assert tokenizer.tokenize("<|assistant|>\n")[-1] == ">Ċ"
@@ -232,7 +234,7 @@ def test_a_token_of_the_end_of_a_turn_and_the_next_header_trains() -> None:
     assert trained(tokenizer, {"messages": messages}) == ["Y", "e", "s", ".", "Ċ<"]
 
 
-def test_every_token_of_a_character_that_trains_does() -> None:
+def test_every_token_of_a_character_that_trains_trains() -> None:
     tokenizer = of_merges([("ð", "Ł"), ("Ġ", "ðŁ")])
     assert tokenizer.tokenize(" 😀") == ["ĠðŁ", "ĺ", "Ģ"]
     assert trained(tokenizer, {"prompt": "a ", "response": "😀b"}) == ["ĠðŁ", "ĺ", "Ģ", "b"]
@@ -263,7 +265,7 @@ def test_a_tokenizer_that_trims_spaces_trains_those_of_the_response_and_no_other
         assert trained(tokenizer, {"prompt": prompt, "response": response}) == expected, (prompt, response)
 
 
-def test_words_whose_case_and_spaces_are_lost_train_by_their_place() -> None:
+def test_words_whose_case_and_spaces_are_lost_train_by_their_position() -> None:
     tokenizer = of_words(["[UNK]", "two", "and", "four"])
     assert trained(tokenizer, {"prompt": "TWO and  ", "response": "  Two FOUR more "}) == ["two", "four", "[UNK]"]
     assert trained(tokenizer, {"prompt": "two ", "response": "  "}) == []
@@ -272,7 +274,7 @@ def test_words_whose_case_and_spaces_are_lost_train_by_their_place() -> None:
     assert trained(tokenizer, {"messages": chat}, chat_template=template) == ["four", "and"]
 
 
-def test_a_text_of_which_no_token_is_left_trains_nothing_and_gets_no_eos() -> None:
+def test_a_text_without_a_token_trains_nothing_and_gets_no_eos() -> None:
     words = ["[UNK]", "[CLS]", "[SEP]"]
     tokenizer = of_words(words, eos_token="[SEP]")
     (result,) = ExampleTokenizer(tokenizer)([{"prompt": "", "response": "  "}])
@@ -283,7 +285,7 @@ def test_a_text_of_which_no_token_is_left_trains_nothing_and_gets_no_eos() -> No
     assert result["loss_mask"].tolist() == [0, 0]
 
 
-def test_an_empty_message_trains_nothing_or_it_would_teach_to_say_nothing() -> None:
+def test_an_empty_message_trains_nothing() -> None:
     for empty in (None, ""):
         messages = [CHAT[1], {"role": "assistant", "content": empty, "name": "a"}]
         for train_headers in (False, True):
@@ -292,7 +294,7 @@ def test_an_empty_message_trains_nothing_or_it_would_teach_to_say_nothing() -> N
         assert text_of(BRACKETS, more) == "Four.[SEP]\n"
 
 
-def test_what_depends_on_the_content_counts_as_content_whatever_its_length() -> None:
+def test_what_the_template_derives_from_a_content_counts_as_content() -> None:
     template = "{% for m in messages %}({{ m.content | length }}):{{ m.content }};{% endfor %}"
     for answer in ("a", "bb", "ccc"):
         messages = [CHAT[1], {"role": "assistant", "content": answer}]
@@ -302,13 +304,13 @@ def test_what_depends_on_the_content_counts_as_content_whatever_its_length() -> 
 @pytest.mark.parametrize(
     "more", [{"tools": [{"type": "function", "function": {"name": "add"}}]}, {}], ids=["tools", "tool_calls"]
 )
-def test_the_default_template_refuses_tools_rather_than_leave_them_out(more: dict[str, Any]) -> None:
+def test_the_default_template_refuses_tools_instead_of_leaving_them_out(more: dict[str, Any]) -> None:
     answer = {"role": "assistant", "content": None} | ({} if more else {"tool_calls": [{"name": "add"}]})
     with pytest.raises(ValueError, match="the default template knows no tools; give a chat_template that does"):
         ExampleTokenizer(BRACKETS)([{"messages": [CHAT[1], answer if not more else CHAT[2]], **more}])
 
 
-def test_the_sep_that_the_tokenizer_puts_behind_trains_and_the_cls_before_does_not() -> None:
+def test_the_sep_that_the_tokenizer_adds_trains_and_the_cls_does_not() -> None:
     assert trained(BRACKETS, {"prompt": "", "response": "?"}) == ["?", "[SEP]"]
     assert trained(BRACKETS, {"prompt": "two", "response": " and"}) == ["Ġand", "[SEP]"]
 
@@ -321,16 +323,16 @@ def test_an_empty_response_trains_nothing_and_gets_no_eos() -> None:
             assert result["loss_mask"].tolist() == [0] * len(result["input_ids"])
 
 
-def test_an_eos_that_the_tokenizer_does_not_put_behind_a_response_is_put_there_and_trains() -> None:
+def test_an_eos_is_added_to_a_response_if_the_tokenizer_adds_none_and_it_trains() -> None:
     tokenizer = without_post_processor(eos_token="[SEP]")
     (result,) = ExampleTokenizer(tokenizer)([{"prompt": "two", "response": " and"}])
-    assert decoded(tokenizer, result["input_ids"]) == "two and[SEP]"
+    assert decode(tokenizer, result["input_ids"]) == "two and[SEP]"
     assert result["input_ids"].dtype == np.int64
     assert result["loss_mask"].dtype == np.uint8
     assert result["loss_mask"].tolist() == [0] * (len(result["input_ids"]) - 2) + [1, 1]
 
 
-def test_an_eos_is_not_put_behind_a_sep_nor_a_chat_and_a_tokenizer_with_neither_adds_nothing() -> None:
+def test_no_eos_is_added_after_a_sep_or_a_chat_or_by_a_tokenizer_without_one() -> None:
     both = fast(BYTES, eos_token="[MASK]", cls_token="[CLS]", sep_token="[SEP]")
     assert trained(both, {"prompt": "two", "response": " and"}) == ["Ġand", "[SEP]"]
     eos = without_post_processor(eos_token="[SEP]")
@@ -339,7 +341,7 @@ def test_an_eos_is_not_put_behind_a_sep_nor_a_chat_and_a_tokenizer_with_neither_
     assert trained(neither, {"prompt": "two", "response": " and"}) == ["Ġand"]
 
 
-def test_the_eos_is_put_behind_where_the_tokenizer_adds_a_token_before_only() -> None:
+def test_an_eos_is_added_if_the_tokenizer_adds_a_token_only_before_the_text() -> None:
     before = Tokenizer.from_str(BYTES.to_str())
     before.post_processor = processors.TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 2)])
     tokenizer = fast(before, bos_token="[CLS]", eos_token="[SEP]")
@@ -355,7 +357,7 @@ def test_special_tokens_written_in_a_text_are_text() -> None:
     assert trained(tokenizer, {"prompt": "two  ", "response": "<end>"}) == ["<end>"]
 
 
-def test_a_long_text_is_cut_by_nobody_and_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_long_text_is_not_cut_and_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     cuts = Tokenizer.from_str(BYTES.to_str())
     cuts.enable_truncation(4)
     cuts.enable_padding(length=64)
@@ -364,33 +366,33 @@ def test_a_long_text_is_cut_by_nobody_and_without_a_warning(caplog: pytest.LogCa
     assert caplog.text == ""
 
 
-def test_the_tokenizers_own_template_is_used_and_one_that_is_given_before_it() -> None:
+def test_a_given_template_comes_before_the_tokenizers_own() -> None:
     tokenizer = of_merges([])
     tokenizer.chat_template = CHAT_ML
     assert text_of(tokenizer, {"messages": CHAT}) == "Four.<|im_end|>\nYes.<|im_end|>\n"
     assert text_of(tokenizer, {"messages": CHAT}, chat_template=STRIPS) == "Four. ;Yes. ;"
 
 
-def test_the_default_template_ends_turns_by_eos_or_sep_or_the_line() -> None:
+def test_the_default_template_ends_a_turn_by_eos_or_else_sep_or_else_a_new_line() -> None:
     assert text_of(BRACKETS, {"messages": CHAT[:3]}) == "Four.[SEP]\n"
     both = without_post_processor(eos_token="[MASK]", sep_token="[SEP]", bos_token="[PAD]", cls_token="[CLS]")
     assert text_of(both, {"messages": CHAT[:3]}) == "Four.[MASK]\n"
     (result,) = ExampleTokenizer(both)([{"messages": CHAT[:3]}])
-    assert decoded(both, result["input_ids"]).startswith("[PAD]<|system|>\nBe brief.[MASK]\n<|user|>\n")
+    assert decode(both, result["input_ids"]).startswith("[PAD]<|system|>\nBe brief.[MASK]\n<|user|>\n")
     neither = without_post_processor()
     assert text_of(neither, {"messages": CHAT[:3]}) == "Four.\n"
     (result,) = ExampleTokenizer(neither)([{"messages": CHAT[:3]}])
-    assert decoded(neither, result["input_ids"]).startswith("<|system|>\nBe brief.\n<|user|>\n")
+    assert decode(neither, result["input_ids"]).startswith("<|system|>\nBe brief.\n<|user|>\n")
 
 
 @pytest.mark.parametrize("content", ["Four.", "  Four.\n ", "\n\nFour."])
-def test_a_template_that_strips_contents_trains_what_it_leaves_of_them(content: str) -> None:
+def test_what_a_template_leaves_of_a_content_that_it_strips_trains(content: str) -> None:
     messages = [*CHAT[:2], {"role": "assistant", "content": content}, {"role": "user", "content": " x "}]
     assert text_of(without_post_processor(), {"messages": messages}, chat_template=STRIPS) == " Four. ;"
     assert text_of(of_merges([]), {"messages": messages}, chat_template=STRIPS) == "Four. ;"
 
 
-def test_of_a_content_that_comes_twice_both_and_what_is_between_train() -> None:
+def test_a_content_that_the_template_writes_twice_trains_both_times_and_between() -> None:
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}|{{ m.content }};{% endfor %}"
     assert text_of(of_merges([]), {"messages": CHAT[1:]}, chat_template=template) == "Four.|Four.;Yes.|Yes.;"
 
@@ -408,7 +410,7 @@ def test_a_system_prompt_that_is_put_in_the_first_question_is_header() -> None:
     assert text_of(of_merges([]), {"messages": CHAT}, **settings) == "Two and two?[/INST]Sure?[/INST]"
 
 
-def test_an_empty_block_of_thoughts_is_header_and_thoughts_of_a_message_train() -> None:
+def test_an_empty_think_block_is_header_and_the_thoughts_of_a_message_train() -> None:
     template = "{% for m in messages %}<{{ m.role }}><think>{{ m.thoughts }}</think>{{ m.content }};{% endfor %}"
     assert text_of(of_merges([]), {"messages": CHAT}, chat_template=template) == "Four.;Yes.;"
     split = (
@@ -434,7 +436,7 @@ def test_other_keys_of_a_message_reach_the_template_and_are_header() -> None:
     assert text_of(of_merges([]), {"messages": messages}, chat_template=template) == "Four.;Yes.;"
 
 
-def test_renderings_are_made_for_turns_that_train_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_is_rendered_again_only_for_turns_that_train(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered = []
     original = BRACKETS.apply_chat_template
 
@@ -461,8 +463,8 @@ LONG = "long " * 50
 @pytest.mark.parametrize(
     ("example", "error", "message"),
     [
-        ("text", TypeError, "must be a mapping, as .*; got str: 'text'"),
-        ([GOOD], TypeError, "must be a mapping, as .*; got list: "),
+        ("text", TypeError, "must be a mapping, such as .*; got str: 'text'"),
+        ([GOOD], TypeError, "must be a mapping, such as .*; got list: "),
         ({}, ValueError, r"must have prompt and response, or else messages; got dict: \{\}"),
         ({"prompt": LONG}, ValueError, "must have prompt and response, or else messages; got dict: {'prompt': 'long"),
         (GOOD | {"messages": CHAT}, ValueError, "must have prompt and response, or else messages; got"),
@@ -479,7 +481,7 @@ LONG = "long " * 50
         ({"messages": [{"role": "user", "content": "\udfff"}]}, ValueError, r"remove the lone surrogate '\\udfff'"),
     ],
 )
-def test_what_is_no_example_is_named_by_its_number(example: Any, error: type[Exception], message: str) -> None:
+def test_what_is_not_an_example_is_named_by_its_index(example: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^example 2: {message}") as caught:
         ExampleTokenizer(BRACKETS)([GOOD, {"messages": CHAT}, example])
     is_short(caught.value)
@@ -490,7 +492,7 @@ def is_short(error: BaseException) -> None:
     assert len(str(error)) < 320
 
 
-def test_a_missing_form_may_be_none_as_in_tables_and_other_keys_are_passed_over() -> None:
+def test_a_missing_form_may_be_none_as_in_tables_and_other_keys_are_ignored() -> None:
     row: dict[str, Any] = {"prompt": "two", "response": " and", "messages": None, "document": 7}
     assert trained(BRACKETS, row) == ["Ġand", "[SEP]"]
     row = {"prompt": None, "response": None, "messages": CHAT}
@@ -524,7 +526,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("template", CHANGES)
 @pytest.mark.parametrize("train_headers", [False, True])
-def test_a_template_that_does_other_than_append_is_an_error_with_the_message(
+def test_a_template_that_does_more_than_append_is_an_error_that_names_the_message(
     template: str, train_headers: bool
 ) -> None:
     tokenizer = ExampleTokenizer(BRACKETS, template, train_headers=train_headers)
@@ -534,7 +536,7 @@ def test_a_template_that_does_other_than_append_is_an_error_with_the_message(
 
 
 @pytest.mark.parametrize("condition", ["messages[-1].content == 'Four.'", "messages[-1].content | length < 3"])
-def test_a_content_that_may_change_what_is_before_it_is_an_error_at_the_last_message_too(condition: str) -> None:
+def test_a_content_that_changes_what_is_before_it_is_an_error_also_at_the_last_message(condition: str) -> None:
     template = "{{ " + condition + " }}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
     with pytest.raises(ValueError, match=r"^example 0: messages\[2\]: .* give a chat_template that only"):
         ExampleTokenizer(BRACKETS, template)([{"messages": CHAT[:3]}])
@@ -557,9 +559,11 @@ def test_a_tokenizer_that_is_not_fast_is_an_error() -> None:
             ExampleTokenizer(slow)
 
 
-def test_train_roles_that_are_a_string_or_hold_no_strings_or_nothing_are_errors() -> None:
+def test_train_roles_that_are_a_string_or_empty_or_hold_no_strings_are_errors() -> None:
     for wrong in ("assistant", [1], ["user", None]):
-        with pytest.raises(TypeError, match=r"train_roles must be a sequence of strings, as \('assistant',\); got "):
+        with pytest.raises(
+            TypeError, match=r"train_roles must be a sequence of strings, such as \('assistant',\); got "
+        ):
             ExampleTokenizer(BRACKETS, train_roles=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="train_roles is empty"):
         ExampleTokenizer(BRACKETS, train_roles=[])
@@ -573,13 +577,13 @@ def test_importing_the_module_imports_neither_transformers_nor_composer() -> Non
     assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "set()"
 
 
-def test_what_a_template_raises_of_its_own_is_named_with_the_example_too() -> None:
+def test_any_error_that_a_template_raises_is_named_with_the_example() -> None:
     for template in ("{{ 1 // 0 }}", "{{ 'a'.index('b') }}"):
         with pytest.raises(ValueError, match="example 0: the chat template fails at"):
             ExampleTokenizer(BRACKETS, chat_template=template)([{"messages": CHAT}])
 
 
-def test_the_default_template_refuses_contents_that_are_no_text() -> None:
+def test_the_default_template_refuses_contents_that_are_not_text() -> None:
     chat = [{"role": "user", "content": [{"type": "text", "text": "Two?"}]}, {"role": "assistant", "content": "2"}]
     with pytest.raises(ValueError, match="the default template takes strings as content"):
         ExampleTokenizer(BRACKETS)([{"messages": chat}])
@@ -592,7 +596,7 @@ def test_tools_of_an_example_reach_the_template_and_do_not_train() -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
     example = {"messages": CHAT[1:3], "tools": tools}
     (result,) = ExampleTokenizer(BRACKETS, chat_template=template)([example])
-    assert '"name": "add"' in decoded(BRACKETS, result["input_ids"])
+    assert '"name": "add"' in decode(BRACKETS, result["input_ids"])
     assert text_of(BRACKETS, example, chat_template=template) == "Four.;"
 
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from composer_packing.common.errors import ConfigError
 from composer_packing.config.schema import TrainLoaderConfig
-from composer_packing.data.document_loader import MOST_BY_DEFAULT, DocumentLoader, num_workers_of
-from composer_packing.data.share_sampler import NumberBatches, ShareSampler
+from composer_packing.data.document_loader import MAX_TEXT_WORKERS, DocumentLoader, choose_num_workers
+from composer_packing.data.share_sampler import ShareSampler
 from composer_packing.packing.source_batch import FlatSourceBatch
 from composer_packing.training.batches import train_batches
 from tests.tools.array_documents import DocumentDataset
@@ -24,14 +24,14 @@ from tests.tools.runs import VOCABULARY, config_of, documents_of, read_as
 def nothing_is_left(no_thread_is_left: None) -> Iterator[None]:
     yield
     gc.collect()
-    for child in multiprocessing.active_children():  # have been told to end, too
+    for child in multiprocessing.active_children():  # each has been told to end
         child.join(60)
     assert multiprocessing.active_children() == []
 
 
 def loader_of(documents: Any, num_workers: int) -> DocumentLoader:
     sampler = ShareSampler(documents, 1, 0, seed=5)
-    return DocumentLoader(documents, sampler, NumberBatches(sampler, 4), num_workers, 2)
+    return DocumentLoader(documents, sampler, 4, num_workers, 2)
 
 
 def epochs_of(loader: DocumentLoader, count: int = 3) -> list[list[list[int]]]:
@@ -42,7 +42,7 @@ def epochs_of(loader: DocumentLoader, count: int = 3) -> list[list[list[int]]]:
     return epochs
 
 
-def test_workers_give_the_same_source_batches_in_the_same_order_as_none() -> None:
+def test_workers_give_the_same_source_batches_in_the_same_order_as_no_workers() -> None:
     documents = documents_of(31)
     alone = epochs_of(loader_of(documents, 0))
     assert all(sorted(itertools.chain(*epoch)) == list(range(len(documents))) for epoch in alone)
@@ -52,7 +52,7 @@ def test_workers_give_the_same_source_batches_in_the_same_order_as_none() -> Non
 
 
 class Whereabouts(DocumentDataset):
-    """Says in the numbers which process reads."""
+    """Gives the id of the process that reads, instead of document numbers."""
 
     def __getitems__(self, indices: Sequence[int] | NDArray[np.int64]) -> FlatSourceBatch:
         read = super().__getitems__(indices)
@@ -64,7 +64,7 @@ def test_workers_are_started_before_any_thread_and_live_over_all_epochs() -> Non
     batches = train_batches(whereabouts, config_of(train_loader=TrainLoaderConfig(num_workers=2)), VOCABULARY)
     workers = {child.pid for child in multiprocessing.active_children()}
     assert len(workers) == 2
-    assert not [thread for thread in threading.enumerate() if "buffered" in thread.name], "no thread packs yet"
+    assert not [thread for thread in threading.enumerate() if "buffered" in thread.name], "no thread packs until then"
     for _ in range(4):
         assert len(list(batches)) > 0
         assert {child.pid for child in multiprocessing.active_children()} == workers
@@ -76,11 +76,11 @@ def test_workers_are_started_before_any_thread_and_live_over_all_epochs() -> Non
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_starting_and_stopping_fifty_times_leaves_nothing_behind_and_never_hangs(num_workers: int) -> None:
-    """That nothing is left is what `nothing_is_left` asserts, behind every test here."""
+    """`nothing_is_left` asserts after every test here that nothing is left."""
     documents, config = documents_of(31), config_of(train_loader=TrainLoaderConfig(num_workers=num_workers))
     for cycle in range(50):
         batches = train_batches(documents, config, VOCABULARY)
-        for _ in zip(range(cycle % 3), batches, strict=False):  # none, or some, or an early break
+        for _ in zip(range(cycle % 3), batches, strict=False):  # no batch, or some, or an early break
             pass
         batches.close()
 
@@ -93,7 +93,7 @@ class Broken(DocumentDataset):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_what_a_worker_cannot_read_is_raised_where_the_batch_is_asked_for(num_workers: int) -> None:
+def test_an_error_of_a_worker_is_raised_where_the_batch_is_asked_for(num_workers: int) -> None:
     broken = read_as(Broken, documents_of(31))
     batches = train_batches(broken, config_of(train_loader=TrainLoaderConfig(num_workers=num_workers)), VOCABULARY)
     with pytest.raises(OSError, match="record 7 cannot be read"):
@@ -103,21 +103,21 @@ def test_what_a_worker_cannot_read_is_raised_where_the_batch_is_asked_for(num_wo
 
 class Unreadable(DocumentDataset):
     def __getitems__(self, indices: Sequence[int] | NDArray[np.int64]) -> FlatSourceBatch:
-        raise ConfigError("a.mds: is damaged; write it anew")
+        raise ConfigError("a.mds: is damaged; write the shards again")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_what_the_user_can_mend_is_one_line_from_a_worker_too(num_workers: int) -> None:
+def test_an_error_that_a_user_can_fix_is_one_line_from_a_worker_too(num_workers: int) -> None:
     loader = loader_of(read_as(Unreadable, documents_of(5)), num_workers)
-    with pytest.raises(ConfigError, match=r"^a\.mds: is damaged; write it anew$"):
+    with pytest.raises(ConfigError, match=r"^a\.mds: is damaged; write the shards again$"):
         list(loader)
 
 
 def test_the_number_of_workers_follows_the_work_and_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(32)))
-    assert num_workers_of(3, are_texts=False, are_streamed=False, ranks_of_machine=8) == 3
-    assert num_workers_of(None, are_texts=False, are_streamed=False, ranks_of_machine=8) == 0
-    assert num_workers_of(None, are_texts=True, are_streamed=False, ranks_of_machine=8) == 3
-    assert num_workers_of(None, are_texts=True, are_streamed=True, ranks_of_machine=1) == MOST_BY_DEFAULT
-    assert num_workers_of(None, are_texts=False, are_streamed=True, ranks_of_machine=1) == 2
-    assert num_workers_of(None, are_texts=True, are_streamed=False, ranks_of_machine=32) == 1
+    assert choose_num_workers(3, are_texts=False, are_streamed=False, ranks_of_machine=8) == 3
+    assert choose_num_workers(None, are_texts=False, are_streamed=False, ranks_of_machine=8) == 0
+    assert choose_num_workers(None, are_texts=True, are_streamed=False, ranks_of_machine=8) == 3
+    assert choose_num_workers(None, are_texts=True, are_streamed=True, ranks_of_machine=1) == MAX_TEXT_WORKERS
+    assert choose_num_workers(None, are_texts=False, are_streamed=True, ranks_of_machine=1) == 2
+    assert choose_num_workers(None, are_texts=True, are_streamed=False, ranks_of_machine=32) == 1

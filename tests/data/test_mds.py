@@ -18,14 +18,14 @@ from streaming.base.compression import decompress
 from torch.utils.data import DataLoader, Dataset
 
 from composer_packing.common.errors import ConfigError
-from composer_packing.data.mds.column import MdsColumn
+from composer_packing.data.mds.column import PROBLEMS, MdsColumn
 from tests.tools import ROOT
 
 INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 
 
-def written(folder: Path, encoding: str, values: Sequence[Any], size_limit: int = 400, **others: Any) -> Path:
-    """A folder with the column `ids` between some of all other kinds, in shards of at most 400 bytes."""
+def write_column(folder: Path, encoding: str, values: Sequence[Any], size_limit: int = 400, **others: Any) -> Path:
+    """A folder with the column `ids` between columns of other encodings, in shards of at most 400 bytes."""
     columns = {"a": "str", "b": "int", "c": "bytes", "ids": encoding, "x": "json", "y": "uint16", "z": "str"}
     with MDSWriter(out=str(folder), columns=columns, size_limit=size_limit, **others) as writer:
         for i, value in enumerate(values):
@@ -42,17 +42,17 @@ def as_bytes(value: Any) -> bytes:
 
 def arrays(dtype: str, shape: tuple[int, ...] | None = None) -> st.SearchStrategy[Any]:
     shapes = st.lists(st.integers(1, 6), min_size=1, max_size=3) if shape is None else st.just(shape)
-    long = st.just((300,)) if shape is None else shapes  # whose shape is told in uint16
+    long = st.just((300,)) if shape is None else shapes  # this extent needs two bytes
 
-    def made(shape: Sequence[int], seed: int) -> Any:
+    def make(shape: Sequence[int], seed: int) -> Any:
         return np.random.default_rng(seed).integers(0, 127, tuple(shape), np.uint8).astype(dtype)
 
-    return st.builds(made, shapes | long, st.integers(0, 99))
+    return st.builds(make, shapes | long, st.integers(0, 99))
 
 
 @st.composite
 def columns(draw: st.DrawFn) -> tuple[str, str | None, list[Any]]:
-    """An encoding, the dtype that must be found, and values."""
+    """An encoding, the dtype that must be found, and the values."""
     kind = draw(st.sampled_from(["str", "bytes", "ndarray", "ndarray:", "ndarray::"]))
     dtype = draw(st.sampled_from(INTEGERS))
     encoding, value = kind, arrays(dtype)
@@ -74,7 +74,7 @@ def columns(draw: st.DrawFn) -> tuple[str, str | None, list[Any]]:
 def test_any_samples_in_any_order_are_what_streaming_reads(column: Any, data: st.DataObject) -> None:
     encoding, dtype, values = column
     with tempfile.TemporaryDirectory() as folder:
-        written(Path(folder) / "mds", encoding, values)
+        write_column(Path(folder) / "mds", encoding, values)
         theirs = LocalDataset(f"{folder}/mds")
         ours = MdsColumn(Path(folder) / "mds", ["none", "ids", "a"], bytes_dtype=dtype or "int64")
         assert (ours.name, ours.encoding, len(ours)) == ("ids", encoding, len(values))
@@ -88,14 +88,14 @@ def test_any_samples_in_any_order_are_what_streaming_reads(column: Any, data: st
             assert lengths.tolist() == [len(value) for value in expected]
 
 
-def test_the_first_name_that_is_there_is_taken(tmp_path: Path) -> None:
-    written(tmp_path / "mds", "str", ["one"])
+def test_the_first_name_that_the_shards_have_is_taken(tmp_path: Path) -> None:
+    write_column(tmp_path / "mds", "str", ["one"])
     assert MdsColumn(tmp_path / "mds", ["z", "a"]).name == "z"
     assert MdsColumn(tmp_path / "mds", ["nothing", "a", "z"]).name == "a"
 
 
-def test_a_shard_in_a_folder_below_and_one_unpacked_by_hand_are_read(tmp_path: Path) -> None:
-    folder = written(tmp_path / "mds", "bytes", [bytes(8)] * 9, compression="zstd")
+def test_a_shard_in_a_subfolder_and_a_shard_unpacked_by_hand_are_read(tmp_path: Path) -> None:
+    folder = write_column(tmp_path / "mds", "bytes", [bytes(8)] * 9, compression="zstd")
     LocalDataset(str(folder))
     index = json.loads((folder / "index.json").read_text())
     (folder / "0").mkdir()
@@ -111,12 +111,12 @@ def test_a_shard_in_a_folder_below_and_one_unpacked_by_hand_are_read(tmp_path: P
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three shards of ten arrays."""
     values = [np.arange(1 + i, dtype=np.uint16) for i in range(10)]
-    return written(tmp_path_factory.mktemp("sound") / "mds", "ndarray", values)
+    return write_column(tmp_path_factory.mktemp("sound") / "mds", "ndarray", values)
 
 
 @pytest.fixture
 def folder(sound: Path, tmp_path: Path) -> Path:
-    """A copy of it that may be damaged."""
+    """A copy of the sound folder, for a test to damage."""
     return Path(shutil.copytree(sound, tmp_path / "mds"))
 
 
@@ -128,19 +128,21 @@ def error_of(call: Callable[[], Any], folder: Path, kind: type[Exception] = Conf
 
 
 @pytest.mark.parametrize("number", [-1, 10, 2**62, -(2**63)])
-def test_a_sample_that_is_not_there_is_an_index_error(sound: Path, number: int) -> None:
+def test_a_number_without_a_sample_is_an_index_error(sound: Path, number: int) -> None:
     column = MdsColumn(sound, ["ids"])
     error = error_of(lambda: column.gather(np.array([3, number, 4])), sound, IndexError)
     assert error == f"sample {number} of FOLDER must lie between 0 and 9"
 
 
-def test_a_folder_that_is_none_or_without_an_index_is_an_error_that_names_those_below(tmp_path: Path) -> None:
+def test_a_folder_without_an_index_is_an_error_that_names_subfolders_with_one(
+    tmp_path: Path,
+) -> None:
     missing = error_of(lambda: MdsColumn(tmp_path / "no", ["ids"]), tmp_path)
-    assert missing == "FOLDER/no: there is no such folder; give one of MDS shards"
+    assert missing == "FOLDER/no: there is no such folder; give a folder of MDS shards"
     empty = error_of(lambda: MdsColumn(tmp_path, ["ids"]), tmp_path)
     assert empty == "FOLDER: holds no index.json; give a folder of shards"
     for split in ("val", "train"):
-        written(tmp_path / split, "str", ["text"])
+        write_column(tmp_path / split, "str", ["text"])
     assert (
         error_of(lambda: MdsColumn(tmp_path, ["ids"]), tmp_path)
         == "FOLDER: holds no index.json; give one of train, val"
@@ -150,15 +152,15 @@ def test_a_folder_that_is_none_or_without_an_index_is_an_error_that_names_those_
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (lambda index: index.update(version=3), "ValueError: format mds, version 3; only mds, version 2, will do"),
+        (lambda index: index.update(version=3), "ValueError: format mds, version 3; only mds, version 2, can be read"),
         (
             lambda index: index["shards"][1].update(format="json"),
-            "ValueError: format json, version 2; only mds, version 2, will do",
+            "ValueError: format json, version 2; only mds, version 2, can be read",
         ),
         (lambda index: index.update(shards=[]), "ValueError: no samples"),
         (lambda index: index.pop("shards"), "KeyError: 'shards'"),
-        (lambda index: index["shards"][0].update(samples=-1), "ValueError: -1 is no uint32"),
-        (lambda index: index["shards"][0].update(samples="9"), "ValueError: '9' is no uint32"),
+        (lambda index: index["shards"][0].update(samples=-1), "ValueError: -1 is not a uint32"),
+        (lambda index: index["shards"][0].update(samples="9"), "ValueError: '9' is not a uint32"),
         (lambda index: index["shards"][0].pop("raw_data"), "KeyError: 'raw_data'"),
         (
             lambda index: index["shards"][2].update(column_encodings=["str"] * 7),
@@ -170,23 +172,23 @@ def test_a_folder_that_is_none_or_without_an_index_is_an_error_that_names_those_
         ),
     ],
 )
-def test_an_index_that_will_not_do_is_an_error_that_says_why(
+def test_an_index_that_cannot_be_used_is_an_error_that_says_why(
     folder: Path, change: Callable[[Any], Any], what: str
 ) -> None:
     index = json.loads((folder / "index.json").read_text())
     change(index)
     (folder / "index.json").write_text(json.dumps(index))
     error = error_of(lambda: MdsColumn(folder, ["ids"]), folder)
-    assert error == f"FOLDER/index.json: will not do ({what}); give what streaming.MDSWriter wrote"
+    assert error == f"FOLDER/index.json: cannot be used ({what}); give an index that streaming.MDSWriter wrote"
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"7", b"\xff", b"[" * 100_000, b'{"version": 2, "shards": [7]}'])
-def test_so_is_one_that_is_something_else(folder: Path, text: bytes) -> None:
+def test_an_index_file_that_holds_something_else_is_an_error(folder: Path, text: bytes) -> None:
     (folder / "index.json").write_bytes(text)
-    assert error_of(lambda: MdsColumn(folder, ["ids"]), folder).startswith("FOLDER/index.json: will not do (")
+    assert error_of(lambda: MdsColumn(folder, ["ids"]), folder).startswith("FOLDER/index.json: cannot be used (")
 
 
-def test_a_column_that_is_not_there_is_an_error_that_lists_those_that_are(sound: Path) -> None:
+def test_a_missing_column_is_an_error_that_lists_the_existing_columns(sound: Path) -> None:
     assert error_of(lambda: MdsColumn(sound, ["text", "tokens"]), sound) == (
         "FOLDER: has no column text or tokens; give one of a (str), b (int), c (bytes), ids (ndarray), x (json), "
         "y (uint16), z (str)"
@@ -194,34 +196,34 @@ def test_a_column_that_is_not_there_is_an_error_that_lists_those_that_are(sound:
 
 
 @pytest.mark.parametrize(("name", "encoding"), [("b", "int"), ("x", "json"), ("y", "uint16")])
-def test_an_encoding_that_will_not_do_is_an_error(sound: Path, name: str, encoding: str) -> None:
+def test_an_encoding_of_neither_text_nor_integers_is_an_error(sound: Path, name: str, encoding: str) -> None:
     error = error_of(lambda: MdsColumn(sound, [name]), sound)
     assert error == f"FOLDER: {name} is {encoding}; it must be str, bytes or ndarray of integers"
 
 
-def test_so_are_floats_and_items_of_bytes_that_are_no_integers(sound: Path, tmp_path: Path) -> None:
+def test_floats_are_an_error_and_so_is_a_bytes_dtype_that_is_not_an_integer(sound: Path, tmp_path: Path) -> None:
     floats = np.ones(3, np.float32)
-    known, unknown = (written(tmp_path / name, name, [floats]) for name in ("ndarray:float32", "ndarray"))
+    known, unknown = (write_column(tmp_path / name, name, [floats]) for name in ("ndarray:float32", "ndarray"))
     assert error_of(lambda: MdsColumn(known, ["ids"]), known) == (
         "FOLDER: ids is ndarray:float32; it must be str, bytes or ndarray of integers"
     )
     assert error_of(lambda: MdsColumn(unknown, ["ids"]), unknown) == (
-        "FOLDER/shard.00000.mds: ids of sample 0 has dtype 34, no integer type"
+        "FOLDER/shard.00000.mds: ids of sample 0 has dtype mark 34; it must hold integers"
     )
     assert error_of(lambda: MdsColumn(sound, ["c"], bytes_dtype="float32"), sound) == (
         f"bytes_dtype=float32: must be one of {', '.join([*INTEGERS[::2], *INTEGERS[1::2]])}"
     )
 
 
-def test_a_shard_that_is_missing_or_only_there_compressed_is_an_error(folder: Path, tmp_path: Path) -> None:
+def test_a_shard_that_is_missing_or_exists_only_compressed_is_an_error(folder: Path, tmp_path: Path) -> None:
     (folder / "shard.00001.mds").unlink()
     assert error_of(lambda: MdsColumn(folder, ["ids"]), folder) == (
-        "FOLDER/shard.00001.mds: is missing, though index.json names it; copy the folder anew"
+        "FOLDER/shard.00001.mds: is missing, though index.json lists it; copy the folder again"
     )
-    packed = written(tmp_path / "packed", "str", ["text"], compression="zstd")
+    packed = write_column(tmp_path / "packed", "str", ["text"], compression="zstd")
     assert error_of(lambda: MdsColumn(packed, ["ids"]), packed) == (
-        "FOLDER/shard.00000.mds: memory mapping needs shard.00000.mds.zstd unpacked; the source `streaming` reads it "
-        "as it is"
+        "FOLDER/shard.00000.mds: must be unpacked from shard.00000.mds.zstd; or use the source `streaming`, which "
+        "unpacks by itself"
     )
 
 
@@ -231,7 +233,7 @@ def put(file: Path, at: int, number: int) -> None:
     file.write_bytes(content)
 
 
-def damage_of_head(file: Path, damage: str, samples: int) -> None:
+def damage_head(file: Path, damage: str, samples: int) -> None:
     size = file.stat().st_size
     if damage == "truncated":
         os.truncate(file, size - 1)
@@ -261,40 +263,44 @@ def damage_of_head(file: Path, damage: str, samples: int) -> None:
         ("no columns", "KeyError: 'column_names'"),
     ],
 )
-def test_a_head_that_is_not_what_the_index_says_is_an_error(folder: Path, damage: str, what: str) -> None:
+def test_a_head_that_differs_from_the_index_is_an_error(folder: Path, damage: str, what: str) -> None:
     file = folder / "shard.00001.mds"
     samples, begin = np.frombuffer(file.read_bytes()[:8], np.uint32).tolist()
     size = file.stat().st_size
-    damage_of_head(file, damage, samples)
+    damage_head(file, damage, samples)
     values = {"samples": samples, "more": samples + 1, "begin": begin, "size": size, "less": size - 1, "over": size + 1}
     error = error_of(lambda: MdsColumn(folder, ["ids"]), folder)
     kind, shown = what.format(**values).split(": ", 1)
-    assert error == f"FOLDER/shard.00001.mds: is not what index.json says ({kind}: {shown[:80]}); copy it anew"
+    assert (
+        error
+        == f"FOLDER/shard.00001.mds: differs from what index.json says ({kind}: {shown[:80]}); copy the file again"
+    )
 
 
-def test_a_size_that_is_not_that_of_the_shape_is_an_error(tmp_path: Path) -> None:
-    folder = written(tmp_path / "mds", "ndarray:uint16:3", [np.arange(3, dtype=np.uint16)])
-    for file in folder.iterdir():  # as long as it was, so that nothing else is wrong
+def test_a_size_that_does_not_go_with_the_shape_is_an_error(tmp_path: Path) -> None:
+    folder = write_column(tmp_path / "mds", "ndarray:uint16:3", [np.arange(3, dtype=np.uint16)])
+    for file in folder.iterdir():  # the length stays, so that nothing else is wrong
         file.write_bytes(file.read_bytes().replace(b"ndarray:uint16:3", b"ndarray:uint16:4"))
     assert error_of(lambda: MdsColumn(folder, ["ids"]), folder) == (
-        "FOLDER/index.json: ndarray:uint16:4 cannot have 6 bytes; write it anew"
+        "FOLDER/index.json: ndarray:uint16:4 cannot have 6 bytes; write the shards again"
     )
 
 
-def test_a_sample_of_another_dtype_than_the_first_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_sample_whose_dtype_differs_from_the_first_is_an_error_that_names_the_sample(tmp_path: Path) -> None:
     values = [np.arange(3, dtype=dtype) for dtype in ("uint16", "uint16", "int32")]
-    column = MdsColumn(written(tmp_path / "mds", "ndarray", values, size_limit=1 << 16), ["ids"])
+    column = MdsColumn(write_column(tmp_path / "mds", "ndarray", values, size_limit=1 << 16), ["ids"])
     assert column.gather(np.array([1, 0]))[1].tolist() == [6, 6]
     assert error_of(lambda: column.gather(np.array([1, 2, 0])), tmp_path / "mds") == (
-        "FOLDER/shard.00000.mds: ids of sample 2 has another dtype than the first sample; write it anew"
+        "FOLDER/shard.00000.mds: ids of sample 2 has a dtype that differs from that of the first sample; write the "
+        "shards again"
     )
 
 
-def test_bytes_that_are_no_whole_items_are_an_error_that_names_the_sample(tmp_path: Path) -> None:
-    column = MdsColumn(written(tmp_path / "mds", "bytes", [bytes(8), bytes(9)]), ["ids"])
+def test_bytes_that_are_not_whole_items_are_an_error_that_names_the_sample(tmp_path: Path) -> None:
+    column = MdsColumn(write_column(tmp_path / "mds", "bytes", [bytes(8), bytes(9)]), ["ids"])
     assert error_of(lambda: column.gather(np.arange(2)), tmp_path / "mds") == (
-        "FOLDER/shard.00000.mds: ids of sample 1 has not the bytes of whole items, or not those of its shape; "
-        "write it anew"
+        "FOLDER/shard.00000.mds: ids of sample 1 does not have the bytes of whole items, or not those of its "
+        "shape; write the shards again"
     )
 
 
@@ -302,24 +308,25 @@ def test_bytes_that_are_no_whole_items_are_an_error_that_names_the_sample(tmp_pa
     "value",
     [
         b"",
-        b"\x10",  # uint16 and no more
-        b"\x10\x04",  # one dimension and no extent
+        b"\x10",  # the dtype mark of uint16, and nothing else
+        b"\x10\x04",  # one dimension, without its extent
         b"\x10\x04\x02ab",
         b"\x10\x04\x02abcde",
         b"\x10\x04\x00",
         b"\x10\xff" + bytes(40),  # 63 dimensions of 8 bytes each
         b"\x10\x07" + (2**63 + 2).to_bytes(8, "little") + b"abcd",
-        b"\x10\x0b" + (2**32).to_bytes(8, "little") * 2,  # whose product wraps to 0
+        b"\x10\x0b" + (2**32).to_bytes(8, "little") * 2,  # their product overflows to 0
         b"\x10\x00abcd",  # no dimension, two items
     ],
 )
-def test_a_shape_that_is_not_that_of_the_items_is_an_error(tmp_path: Path, value: bytes) -> None:
-    column = MdsColumn(written(tmp_path / "mds", "ndarray", [np.ones(1, np.uint16), value]), ["ids"])
-    assert "ids of sample 1 has" in error_of(lambda: column.gather(np.arange(2)), tmp_path)
+def test_a_shape_that_does_not_go_with_the_items_is_an_error(tmp_path: Path, value: bytes) -> None:
+    column = MdsColumn(write_column(tmp_path / "mds", "ndarray", [np.ones(1, np.uint16), value]), ["ids"])
+    error = error_of(lambda: column.gather(np.arange(2)), tmp_path)
+    assert any(f"ids of sample 1 {problem}" in error for problem in PROBLEMS.values())
 
 
-def flipped(content: bytes, rng: np.random.Generator, up_to: int) -> bytes:
-    """One to three bytes of the first so many made others, or a number made a huge one."""
+def flip_bytes(content: bytes, rng: np.random.Generator, up_to: int) -> bytes:
+    """Change one to three of the first `up_to` bytes at random; half the time also overwrite four bytes with a size."""
     damaged = bytearray(content)
     for at in rng.integers(0, up_to, rng.integers(1, 4)):
         damaged[at : at + 1] = rng.bytes(1)
@@ -332,16 +339,16 @@ def flipped(content: bytes, rng: np.random.Generator, up_to: int) -> bytes:
 
 
 @pytest.mark.parametrize("encoding", ["str", "bytes", "ndarray", "ndarray:uint16", "ndarray:uint16:4"])
-def test_damage_anywhere_gives_an_error_or_nothing_worse_than_other_values(tmp_path: Path, encoding: str) -> None:
+def test_damage_anywhere_gives_an_error_or_nothing_worse_than_wrong_values(tmp_path: Path, encoding: str) -> None:
     array = np.arange(4, dtype=np.uint16)
     value = {"str": "text", "bytes": bytes(8)}.get(encoding, array)
-    folder = written(tmp_path / "mds", encoding, [value] * 6, size_limit=1 << 16)
+    folder = write_column(tmp_path / "mds", encoding, [value] * 6, size_limit=1 << 16)
     file = folder / "shard.00000.mds"
     content, rng = file.read_bytes(), np.random.default_rng(len(encoding))
     errors = 0
     for _ in range(1000):
         file.unlink()
-        file.write_bytes(flipped(content, rng, len(content)))
+        file.write_bytes(flip_bytes(content, rng, len(content)))
         try:
             values, lengths = MdsColumn(folder, ["ids"]).gather(np.arange(6))
             assert lengths.sum() == len(values) <= 6 * len(content)
@@ -358,8 +365,8 @@ def test_damage_after_opening_is_found_in_every_sample(folder: Path) -> None:
     samples = int(np.frombuffer(content[:4], np.uint32)[0])
     errors = 0
     for _ in range(3000):
-        with open(file, "r+b") as opened:  # the same file, as it is mapped
-            opened.write(flipped(content, rng, len(content)))
+        with open(file, "r+b") as opened:  # not a new file: this one is mapped
+            opened.write(flip_bytes(content, rng, len(content)))
         try:
             column.gather(np.arange(samples))
         except ConfigError as error:
@@ -368,24 +375,24 @@ def test_damage_after_opening_is_found_in_every_sample(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_reads_a_damaged_shard_of_whole_pages_does_not_crash(tmp_path: Path) -> None:
+def test_reading_a_damaged_shard_of_whole_pages_does_not_crash_the_process(tmp_path: Path) -> None:
     def size_with(last: int) -> int:
         shutil.rmtree(tmp_path / "mds", ignore_errors=True)
-        written(tmp_path / "mds", "bytes", [b"x" * 9] * 3 + [b"y" * last], size_limit=1 << 16)
+        write_column(tmp_path / "mds", "bytes", [b"x" * 9] * 3 + [b"y" * last], size_limit=1 << 16)
         return (tmp_path / "mds" / "shard.00000.mds").stat().st_size
 
-    assert size_with(4096 - size_with(0) % 4096) % 4096 == 0  # a read behind the end is one behind the mapping
+    assert size_with(4096 - size_with(0) % 4096) % 4096 == 0  # a read after the end would be outside the mapping
     code = """
         import sys
         from pathlib import Path
         import numpy as np
-        from tests.data.test_mds import ConfigError, MdsColumn, flipped
+        from tests.data.test_mds import ConfigError, MdsColumn, flip_bytes
 
         file = Path(sys.argv[1]) / "shard.00000.mds"
         content, rng = file.read_bytes(), np.random.default_rng(0)
         for i in range(2000):
             file.unlink()
-            file.write_bytes(flipped(content, rng, 24 if i % 2 else len(content)))
+            file.write_bytes(flip_bytes(content, rng, 24 if i % 2 else len(content)))
             try:
                 MdsColumn(file.parent, ["ids"], bytes_dtype="int8").gather(np.arange(4))
             except ConfigError:
@@ -406,7 +413,7 @@ class Gathered(Dataset[Any]):
         return self.column.gather(np.array(numbers))[0].tobytes()
 
 
-def test_workers_that_were_forked_read_the_same(sound: Path) -> None:
+def test_forked_workers_read_the_same_values(sound: Path) -> None:
     dataset = Gathered(MdsColumn(sound, ["ids"]))
     loader: DataLoader[Any] = DataLoader(
         dataset, batch_size=3, num_workers=2, multiprocessing_context="fork", collate_fn=lambda batch: batch
@@ -417,12 +424,12 @@ def test_workers_that_were_forked_read_the_same(sound: Path) -> None:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of 2000 shards, each of one sample."""
+    """A folder of 2000 shards with one sample each."""
     values = [bytes([i % 251]) * 8 for i in range(2000)]
-    return written(tmp_path_factory.mktemp("many") / "mds", "bytes", values, size_limit=1)
+    return write_column(tmp_path_factory.mktemp("many") / "mds", "bytes", values, size_limit=1)
 
 
-def test_thousands_of_shards_hold_no_file_open(many: Path) -> None:
+def test_thousands_of_shards_keep_no_file_open(many: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     column = MdsColumn(many, ["ids"])
     assert len(os.listdir("/proc/self/fd")) == before
@@ -432,17 +439,15 @@ def test_thousands_of_shards_hold_no_file_open(many: Path) -> None:
     assert values[::8].tolist() == (numbers % 251).tolist()
 
 
-def test_shards_that_are_larger_than_the_memory_are_read_all_the_same(
-    sound: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_that_are_larger_than_the_memory_are_read_too(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = MdsColumn(sound, ["ids"]).gather(np.arange(10))[0]
     monkeypatch.setattr(os, "sysconf", lambda name: 4)
     np.testing.assert_array_equal(MdsColumn(sound, ["ids"]).gather(np.arange(10))[0], before)
 
 
-def test_what_is_kept_does_not_grow_with_the_samples(tmp_path: Path) -> None:
+def test_an_open_column_does_not_take_more_memory_for_more_samples(tmp_path: Path) -> None:
     few, more = (
-        MdsColumn(written(tmp_path / str(count), "str", [""] * count, size_limit=1 << 20), ["ids"])
+        MdsColumn(write_column(tmp_path / str(count), "str", [""] * count, size_limit=1 << 20), ["ids"])
         for count in (10, 1000)
     )
     sizes = [

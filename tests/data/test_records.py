@@ -261,7 +261,7 @@ def test_rows_are_counted_from_1_and_those_that_are_no_texts_told(tmp_path: Path
     ("name", "content"),
     [
         ("a.txt", b""),
-        ("a.txt.gz", gzip.compress(b"")),
+        ("a.txt.gz", gzip.compress(b"", mtime=0)),
         ("a.jsonl", b""),
         ("a.jsonl.zst", zstandard.compress(b"")),
     ],

@@ -21,7 +21,7 @@ def test_every_document_goes_to_one_rank_once_an_epoch(count: int, world_size: i
 
 
 @given(st.integers(1, 30), st.integers(1, 9))
-def test_over_as_many_epochs_as_ranks_every_rank_gets_the_same_number_of_documents(count: int, world_size: int) -> None:
+def test_in_as_many_epochs_as_ranks_every_rank_gets_the_same_number_of_documents(count: int, world_size: int) -> None:
     dealt = [
         sum(len(share) for share in ranks)
         for ranks in zip(*(shares(count, world_size, e) for e in range(world_size)), strict=True)
@@ -29,7 +29,7 @@ def test_over_as_many_epochs_as_ranks_every_rank_gets_the_same_number_of_documen
     assert dealt == [count] * world_size
 
 
-def test_the_order_is_one_whatever_the_number_of_ranks_and_another_in_every_epoch_and_for_every_seed() -> None:
+def test_the_order_does_not_depend_on_the_number_of_ranks_but_on_epoch_and_seed() -> None:
     (alone,) = shares(50, 1, epoch=0)
     first, second = shares(50, 2, epoch=0)
     assert alone[::2] == first
@@ -39,7 +39,7 @@ def test_the_order_is_one_whatever_the_number_of_ranks_and_another_in_every_epoc
     assert alone != sorted(alone)
 
 
-def test_dealing_by_hand() -> None:
+def test_an_epoch_begins_with_the_rank_after_the_last_of_the_epoch_before() -> None:
     assert [[len(share) for share in shares(5, 2, epoch)] for epoch in range(3)] == [[3, 2], [2, 3], [3, 2]]
     assert [[len(share) for share in shares(1, 3, epoch)] for epoch in range(4)] == [
         [1, 0, 0],

@@ -22,10 +22,11 @@ from composer_packing.common.errors import ConfigError
 from composer_packing.config.sources import DataConfig, StreamConfig, StreamingConfig
 from composer_packing.data.document_loader import DocumentLoader
 from composer_packing.data.open_source import open_source
-from composer_packing.data.share_sampler import ALL, Deal
-from composer_packing.data.streams.documents import StreamedDocuments, Wanted
-from composer_packing.data.streams.index import fetched_beside, open_streams
-from composer_packing.data.streams.sampler import StreamSampler, WantedBatches
+from composer_packing.data.share_sampler import WHOLE_SHARE, EarlierDeal
+from composer_packing.data.streams.documents import StreamedDocuments, StreamRequest
+from composer_packing.data.streams.download import fetch_stream_file
+from composer_packing.data.streams.index import open_streams
+from composer_packing.data.streams.sampler import StreamSampler
 from composer_packing.data.tokenizer import TextTokenizer, fast_tokenizer, train_tokenizer
 from tests.tools import ROOT
 from tests.tools.written_sources import TEXTS, VOCAB_SIZE, run_over, write_mds
@@ -38,7 +39,7 @@ def tokenizer() -> TextTokenizer:
 
 @pytest.fixture(scope="module")
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three streams; document `n` of all of them is the id `n + 5`, some times over."""
+    """Three streams. Document `n`, counted over all streams, holds the id `n + 5`, a number of times."""
     folder, number = tmp_path_factory.mktemp("remote"), 5
     for name, count in (("a", 100), ("b", 60), ("c", 7)):
         samples = [{"input_ids": np.full(1 + n % 20, n, np.uint16)} for n in range(number, number + count)]
@@ -48,7 +49,7 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def opened(
+def open_documents(
     remote: Path, cache: Path, tokenizer: TextTokenizer, cache_limit: str | None = None, **streams: StreamConfig
 ) -> StreamedDocuments:
     for name, stream in streams.items():
@@ -61,7 +62,7 @@ def opened(
 def test_ranks_share_an_epoch_without_a_document_missing_or_twice(
     remote: Path, tmp_path: Path, tokenizer: TextTokenizer, num_ranks: int, ranks_per_node: int
 ) -> None:
-    documents = opened(remote, tmp_path, tokenizer, a=StreamConfig(), b=StreamConfig(), c=StreamConfig())
+    documents = open_documents(remote, tmp_path, tokenizer, a=StreamConfig(), b=StreamConfig(), c=StreamConfig())
     samplers = [StreamSampler(documents, num_ranks, rank, ranks_per_node, seed=3) for rank in range(num_ranks)]
     totals, orders = np.zeros(num_ranks, np.int64), []
     for epoch in range(6):
@@ -88,7 +89,7 @@ def test_an_epoch_has_of_each_stream_what_is_asked_for(
 ) -> None:
     cache = tmp_path_factory.getbasetemp() / "asked"
     of_a, of_b = StreamConfig(choose=37), StreamConfig(repeat=repeat)
-    documents = opened(remote, cache, tokenizer, a=of_a, b=of_b, c=StreamConfig())
+    documents = open_documents(remote, cache, tokenizer, a=of_a, b=of_b, c=StreamConfig())
     parts = []
     for rank in range(ranks):
         sampler = StreamSampler(documents, ranks, rank, ranks, seed)
@@ -102,13 +103,15 @@ def test_an_epoch_has_of_each_stream_what_is_asked_for(
 
 
 @pytest.mark.parametrize(("before", "after"), [((2, 2), (4, 2)), ((4, 2), (1, 1)), ((4, 2), (4, 4)), ((1, 1), (6, 3))])
-def test_what_is_left_of_an_epoch_comes_once_on_other_ranks_and_nodes(
+def test_the_rest_of_an_epoch_comes_once_on_other_ranks_and_nodes(
     remote: Path, tmp_path: Path, tokenizer: TextTokenizer, before: tuple[int, int], after: tuple[int, int]
 ) -> None:
-    """Ranks and ranks of a node, before and after; each has read another number of documents."""
-    documents = opened(remote, tmp_path, tokenizer, a=StreamConfig(choose=70), b=StreamConfig())
+    """`before` and `after` are ranks and ranks of a node. Each rank before has read another number of documents."""
+    documents = open_documents(remote, tmp_path, tokenizer, a=StreamConfig(choose=70), b=StreamConfig())
 
-    def dealt(ranks: int, ranks_per_node: int, deals: dict[int, list[Deal]], epoch: int) -> list[NDArray[np.int64]]:
+    def deal_out(
+        ranks: int, ranks_per_node: int, deals: dict[int, list[EarlierDeal]], epoch: int
+    ) -> list[NDArray[np.int64]]:
         samplers = [StreamSampler(documents, ranks, rank, ranks_per_node, seed=3) for rank in range(ranks)]
         for sampler in samplers:
             sampler.deals = deals
@@ -116,76 +119,81 @@ def test_what_is_left_of_an_epoch_comes_once_on_other_ranks_and_nodes(
         return [sampler.numbers() for sampler in samplers]
 
     for epoch in range(2):
-        first = dealt(*before, {}, epoch)
+        first = deal_out(*before, {}, epoch)
         read = [7 * rank % 11 for rank in range(before[0])]
-        deals = {epoch: [Deal(before[1], tuple(read))]}
-        second = dealt(*after, deals, epoch)
+        deals = {epoch: [EarlierDeal(before[1], tuple(read))]}
+        second = deal_out(*after, deals, epoch)
         given = [share[:count] for share, count in zip(first, read, strict=True)]
         assert Counter(np.concatenate([*given, *second]).tolist()) == Counter(np.concatenate(first).tolist())
-        deals[epoch].append(Deal(after[1], (ALL, *[0] * (after[0] - 1))))
-        third = dealt(*before, deals, epoch)
+        deals[epoch].append(EarlierDeal(after[1], (WHOLE_SHARE, *[0] * (after[0] - 1))))
+        third = deal_out(*before, deals, epoch)
         assert Counter(np.concatenate([*given, second[0], *third]).tolist()) == Counter(np.concatenate(first).tolist())
 
 
-def test_proportions_are_shares_of_an_epoch_as_long_as_all_streams(
+def test_proportions_are_shares_of_an_epoch_that_is_as_long_as_all_streams(
     remote: Path, tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
-    documents = opened(remote, tmp_path, tokenizer, a=StreamConfig(proportion=1.0), b=StreamConfig(proportion=3.0))
+    documents = open_documents(
+        remote, tmp_path, tokenizer, a=StreamConfig(proportion=1.0), b=StreamConfig(proportion=3.0)
+    )
     numbers = StreamSampler(documents, 1, 0, 1, seed=3).numbers()
     assert len(numbers) == 160
     assert (numbers >= 100).sum() == 120
 
 
-def test_shards_are_downloaded_when_they_are_wanted_and_ahead(
+def test_shards_are_downloaded_when_they_are_needed_and_ahead(
     remote: Path, tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
-    documents = opened(remote, tmp_path, tokenizer, a=StreamConfig())
+    documents = open_documents(remote, tmp_path, tokenizer, a=StreamConfig())
     folder = next(tmp_path.glob("stream-*")) / "train"
-    assert not list(folder.glob("*.mds")), "nothing is downloaded when the index is read"
+    assert not list(folder.glob("*.mds")), "no shard is downloaded when the index is read"
     batch = documents.__getitems__([0])
     assert batch.tokens.tolist() == [5] * len(batch.tokens)
     assert [path.name for path in folder.glob("*.mds")] == ["shard.00000.mds"]
-    documents.__getitems__(Wanted(np.array([1]), np.array([2])))
+    documents.__getitems__(StreamRequest(np.array([1]), np.array([2])))
     deadline = time.monotonic() + 60
     while not (folder / "shard.00002.mds").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-def test_no_more_lies_on_disk_than_may_and_every_document_is_read_all_the_same(
+def test_no_more_than_the_limit_lies_on_disk_and_every_document_is_read(
     remote: Path, tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
-    documents = opened(remote, tmp_path, tokenizer, "5kb", a=StreamConfig(), b=StreamConfig())
+    documents = open_documents(remote, tmp_path, tokenizer, "5kb", a=StreamConfig(), b=StreamConfig())
     sampler = StreamSampler(documents, 1, 0, 1, seed=3)
     seen = []
-    for batch in DocumentLoader(documents, sampler, WantedBatches(sampler, documents, 8), 2, 2):
+    for batch in DocumentLoader(documents, sampler, 8, 2, 2):
         seen += [n - 5 for n in np.unique(batch.tokens).tolist()]
     assert sorted(seen) == list(range(160))
     documents.__getitems__([0])
     sizes = [path.stat().st_size for path in tmp_path.rglob("*.mds")]
-    assert sum(sizes) <= 5 * 1024 + 2 * max(sizes), "the limit, and what two workers were at when they ended"
+    assert sum(sizes) <= 5 * 1024 + 2 * max(sizes), "the limit, and the shards that two workers held when they ended"
 
 
-def test_a_shard_that_others_always_remove_is_an_error_and_not_a_wait(
+def test_a_shard_that_others_keep_removing_is_an_error_and_not_a_wait(
     remote: Path, tmp_path: Path, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    documents = opened(remote, tmp_path, tokenizer, a=StreamConfig())
+    documents = open_documents(remote, tmp_path, tokenizer, a=StreamConfig())
     prepare_shard = Stream.prepare_shard
 
-    def removed_at_once(stream: Any, shard: Any) -> None:
+    def prepare_and_remove(stream: Any, shard: Any) -> None:
         prepare_shard(stream, shard)
         Path(shard.dirname, shard.split, shard.file_pairs[0][0].basename).unlink()
 
-    monkeypatch.setattr(Stream, "prepare_shard", removed_at_once)
-    with pytest.raises(ValueError, match=r"data\.streaming\.cache_limit=None: is too little; .*shard.* is gone before"):
+    monkeypatch.setattr(Stream, "prepare_shard", prepare_and_remove)
+    with pytest.raises(ValueError, match=r"data\.streaming\.cache_limit=None: .*shard.* was removed 8 times before"):
         documents.__getitems__([0])
 
 
-def test_half_a_download_is_never_taken_for_a_shard(
+def test_half_a_download_is_never_read_as_a_shard(
     remote: Path, tmp_path: Path, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some storages are written to the very name that is read, and a run may be killed meanwhile."""
-    documents, whole = opened(remote, tmp_path, tokenizer, a=StreamConfig()), LocalDownloader._download_file_impl
+    """Some downloaders write to the name that is read, and a run may be killed meanwhile."""
+    documents, whole = (
+        open_documents(remote, tmp_path, tokenizer, a=StreamConfig()),
+        LocalDownloader._download_file_impl,
+    )
 
     def half(self: Any, remote: str, local: str, timeout: float) -> None:
         Path(local).write_bytes(Path(remote).read_bytes()[:20])
@@ -199,7 +207,7 @@ def test_half_a_download_is_never_taken_for_a_shard(
     assert set(documents.__getitems__([0]).tokens.tolist()) == {5}
 
 
-def test_streams_whose_index_was_merged_of_several_are_read(
+def test_streams_with_an_index_that_was_merged_from_several_are_read(
     remote: Path, tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     for split in ("train", "val"):
@@ -210,11 +218,11 @@ def test_streams_whose_index_was_merged_of_several_are_read(
     settings = StreamingConfig(streams={"all": local})
     documents = StreamedDocuments(open_streams(settings, "train", tmp_path, 17), settings, tokenizer)
     assert np.unique(documents.__getitems__(np.arange(167)).tokens).tolist() == list(range(5, 172))
-    fetched = opened(remote, tmp_path / "cache", tokenizer, all=StreamConfig(remote=str(tmp_path / "merged")))
+    fetched = open_documents(remote, tmp_path / "cache", tokenizer, all=StreamConfig(remote=str(tmp_path / "merged")))
     assert np.unique(fetched.__getitems__(np.arange(167)).tokens).tolist() == list(range(5, 172))
 
 
-def test_opening_reads_the_first_shard_of_each_stream_and_weighs_them_as_they_are_weighted(
+def test_opening_reads_the_first_shard_of_each_stream_and_weighs_its_tokens_by_the_streams_weight(
     tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     for name, length in (("short", 10), ("long", 100)):
@@ -234,52 +242,52 @@ def test_opening_reads_the_first_shard_of_each_stream_and_weighs_them_as_they_ar
     assert source.val.num_tokens == 30 * 110
 
 
-def test_data_that_was_written_anew_is_not_mixed_with_what_is_here(
+def test_data_that_was_written_again_is_not_mixed_with_shards_downloaded_before(
     remote: Path, tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     shutil.copytree(remote / "a", tmp_path / "a")
     for _ in range(2):
         stream = StreamConfig(remote=str(tmp_path / "a"))
-        opened(remote, tmp_path / "cache", tokenizer, a=stream).__getitems__([0])
+        open_documents(remote, tmp_path / "cache", tokenizer, a=stream).__getitems__([0])
     shutil.rmtree(tmp_path / "a")
     shutil.copytree(remote / "b", tmp_path / "a")
     for _ in range(2):
-        with pytest.raises(ConfigError, match=r"a/train: has been written anew since shards of it were downloaded to"):
-            opened(remote, tmp_path / "cache", tokenizer, a=StreamConfig(remote=str(tmp_path / "a")))
+        with pytest.raises(ConfigError, match=r"a/train: was written again after shards of it were downloaded to"):
+            open_documents(remote, tmp_path / "cache", tokenizer, a=StreamConfig(remote=str(tmp_path / "a")))
     shutil.rmtree(tmp_path / "cache")
-    assert len(opened(remote, tmp_path / "cache", tokenizer, a=StreamConfig(remote=str(tmp_path / "a")))) == 60
+    assert len(open_documents(remote, tmp_path / "cache", tokenizer, a=StreamConfig(remote=str(tmp_path / "a")))) == 60
 
 
-def test_a_storage_that_does_not_answer_is_not_taken_for_one_without_counts(
+def test_a_storage_that_refuses_a_file_is_not_taken_for_a_storage_without_the_file(
     remote: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = StreamConfig(remote=str(remote / "a"))
-    assert fetched_beside(stream, "stats.json", tmp_path) is None
+    assert fetch_stream_file(stream, "stats.json", tmp_path) is None
 
-    def refused(self: Any, remote: str, local: str, timeout: float) -> None:
+    def refuse(self: Any, remote: str, local: str, timeout: float) -> None:
         raise PermissionError(13, "Access denied")
 
-    monkeypatch.setattr(LocalDownloader, "_download_file_impl", refused)
+    monkeypatch.setattr(LocalDownloader, "_download_file_impl", refuse)
     with pytest.raises(ConfigError, match=r"a/stats\.json: cannot be read \(PermissionError: .*Access denied"):
-        fetched_beside(stream, "stats.json", tmp_path)
+        fetch_stream_file(stream, "stats.json", tmp_path)
 
 
-def test_a_shard_that_cannot_be_fetched_is_named_in_the_main_process(
+def test_a_shard_that_a_worker_cannot_fetch_is_named_in_the_main_process(
     remote: Path, tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     lost = tmp_path / "lost"
     subprocess.run(["cp", "-r", str(remote / "a"), str(lost)], check=True)
-    documents = opened(remote, tmp_path / "cache", tokenizer, a=StreamConfig(remote=str(lost)))
+    documents = open_documents(remote, tmp_path / "cache", tokenizer, a=StreamConfig(remote=str(lost)))
     for path in (lost / "train").glob("shard.00001*"):
         path.unlink()
     sampler = StreamSampler(documents, 1, 0, 1, seed=3)
-    loader = DocumentLoader(documents, sampler, WantedBatches(sampler, documents, 8), 1, 2)
+    loader = DocumentLoader(documents, sampler, 8, 1, 2)
     with pytest.raises(ValueError, match=r"lost/train/shard\.00001\.mds: cannot be fetched \(FileNotFoundError"):
         list(loader)
 
 
 def test_a_damaged_shard_is_named(remote: Path, tmp_path: Path, tokenizer: TextTokenizer) -> None:
-    documents = opened(remote, tmp_path, tokenizer, a=StreamConfig())
+    documents = open_documents(remote, tmp_path, tokenizer, a=StreamConfig())
     documents.__getitems__([0])
     (path,) = tmp_path.rglob("*.mds")
     data = bytearray(path.read_bytes())
@@ -293,13 +301,13 @@ READ_AND_WAIT = """
     import sys, time
     from pathlib import Path
     from composer_packing.config.sources import StreamConfig
-    from tests.data.test_streams import opened, StreamSampler, WantedBatches, DocumentLoader
+    from tests.data.test_streams import open_documents, StreamSampler, DocumentLoader
     from composer_packing.data.tokenizer import load_tokenizer
 
     remote, cache, tokenizer, waits = sys.argv[1:]
-    documents = opened(Path(remote), Path(cache), load_tokenizer(tokenizer), a=StreamConfig(), b=StreamConfig())
+    documents = open_documents(Path(remote), Path(cache), load_tokenizer(tokenizer), a=StreamConfig(), b=StreamConfig())
     sampler = StreamSampler(documents, 1, 0, 1, seed=3)
-    loader = DocumentLoader(documents, sampler, WantedBatches(sampler, documents, 8), 2, 2)
+    loader = DocumentLoader(documents, sampler, 8, 2, 2)
     seen = 0
     for number, batch in enumerate(loader):
         seen += len(batch.lengths)
@@ -311,7 +319,7 @@ READ_AND_WAIT = """
 
 
 @pytest.mark.slow
-def test_crashed_runs_and_others_at_the_same_time_do_not_stop_a_run(
+def test_a_run_is_stopped_neither_by_crashed_runs_nor_by_runs_at_the_same_time(
     remote: Path, tmp_path: Path, tokenizer: TextTokenizer
 ) -> None:
     tokenizer.save(tmp_path / "tokenizer")
@@ -319,7 +327,7 @@ def test_crashed_runs_and_others_at_the_same_time_do_not_stop_a_run(
     command = [sys.executable, "-c", textwrap.dedent(READ_AND_WAIT), *arguments]
     shared = set(os.listdir("/dev/shm"))
 
-    def started(waits: str) -> subprocess.Popen[str]:
+    def start(waits: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [*command, waits], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -327,12 +335,12 @@ def test_crashed_runs_and_others_at_the_same_time_do_not_stop_a_run(
         assert process.stdout.readline() == "reading\n"
         return process
 
-    crashed = started("600")
+    crashed = start("600")
     os.killpg(crashed.pid, signal.SIGKILL)
     crashed.wait(60)
-    both = [started("1"), started("0")]
+    both = [start("1"), start("0")]
     for process in both:
         out, _ = process.communicate(timeout=120)
         assert out == "160\n"
         assert process.returncode == 0
-    assert set(os.listdir("/dev/shm")) <= shared, "nothing of the streams lies in shared memory"
+    assert set(os.listdir("/dev/shm")) <= shared, "streams leave nothing in shared memory"

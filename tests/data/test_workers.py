@@ -1,4 +1,4 @@
-"""The thread, over a real packer that reads from a real DataLoader with worker processes."""
+"""A packing thread over a real packer, which reads from a real DataLoader with worker processes."""
 
 import gc
 import itertools
@@ -27,7 +27,7 @@ ROW_LEN = 16
 
 
 class Documents(Dataset[dict[str, list[int]]]):
-    """Many short documents, so that workers are still at it when something happens; one may be special."""
+    """So many short documents that workers still read when something happens. One of them may be special."""
 
     def __init__(self, unreadable: int = -1, too_long: int = -1) -> None:
         self.unreadable = unreadable
@@ -74,17 +74,17 @@ def nothing_is_left() -> Iterator[None]:
     assert becomes_true(lambda: set(threading.enumerate()) == before)
 
 
-def test_a_bad_record_in_a_worker_is_the_consumers_error_and_ends_the_workers_while_it_is_kept() -> None:
+def test_a_bad_record_in_a_worker_is_the_consumers_error_and_ends_the_workers_while_the_error_is_kept() -> None:
     batches = packed(loader_of(Documents(unreadable=100)))
     with pytest.raises(OSError, match="record 100 cannot be read") as caught:
         list(batches)
     assert "Caught OSError in DataLoader worker process" in str(caught.value)
-    assert "in __getitem__" in str(caught.value), "the worker's own traceback"
+    assert "in __getitem__" in str(caught.value), "the traceback in the worker"
     assert "_refill" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert becomes_true(no_worker_is_left)
 
 
-def test_an_error_of_the_packer_ends_the_workers_while_it_is_kept() -> None:
+def test_an_error_of_the_packer_ends_the_workers_while_the_error_is_kept() -> None:
     batches = packed(loader_of(Documents(too_long=100)))
     with pytest.raises(ValueError, match="a document of 17 tokens does not fit a row of 16 slots") as caught:
         list(batches)
@@ -120,7 +120,7 @@ def test_close_ends_the_workers_before_it_returns() -> None:
     assert next(iter(batches))
     iterator = iter(batches)
     assert next(iterator)
-    assert len(multiprocessing.active_children()) == 2, "those of the first iterator are gone"
+    assert len(multiprocessing.active_children()) == 2, "the workers of the first iterator have ended"
     batches.close()
     assert no_worker_is_left()
     assert list(iterator) == []
@@ -145,7 +145,7 @@ def test_a_new_iterator_ends_the_workers_of_the_old() -> None:
 
 
 @pytest.mark.slow
-def test_twenty_starts_with_another_loader_in_between_leave_nothing() -> None:
+def test_twenty_starts_with_another_loader_between_them_leave_nothing() -> None:
     batches = packed(loader_of(Documents()))
     evaluation: DataLoader[int] = DataLoader(range(64), batch_size=8, num_workers=2)  # type: ignore[arg-type]
     for _ in range(20):
@@ -164,7 +164,7 @@ BLOCKED = """
     class Blocked(Documents):
         def __getitem__(self, index):
             if index == 100:
-                time.sleep(0.5)  # until the main thread has nothing to do but wait
+                time.sleep(0.5)  # until the main thread only waits
                 {happening}
                 time.sleep(600)
             return super().__getitem__(index)
@@ -174,7 +174,7 @@ BLOCKED = """
 
 
 def run_until_nothing_is_left(script: str) -> "subprocess.CompletedProcess[str]":
-    """Workers have the same standard output, and `run` waits until nobody can write to it any more."""
+    """Run a script. `run` waits until no process can write to the standard output, which workers share."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
         cwd=ROOT,
@@ -188,7 +188,7 @@ def run_until_nothing_is_left(script: str) -> "subprocess.CompletedProcess[str]"
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["os.kill(os.getppid(), signal.SIGINT)", "os.killpg(0, signal.SIGINT)"])
 def test_ctrl_c_while_the_consumer_waits_ends_the_process_and_its_workers(to: str) -> None:
-    """A terminal interrupts the whole group, a launcher or a notebook the process alone."""
+    """A terminal interrupts the whole process group. A launcher or a notebook interrupts only the process."""
     done = run_until_nothing_is_left(BLOCKED.format(happening=to))
     assert done.returncode == -2, done.stderr
     assert done.stderr.count("Traceback") == 1, done.stderr

@@ -3,6 +3,7 @@
 For programs of their own only, which have no threads yet; the launcher itself is tried in `test_train`.
 """
 
+import functools
 import os
 import pickle
 import signal
@@ -13,6 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import composer.algorithms  # noqa: F401  the Trainer imports them when a run begins
+import numpy as np
+from composer.utils.collect_env import get_cpu_model
+
+from composer_packing import find_best_fit
+
 
 def free_port() -> int:
     with socket.socket() as listening:
@@ -21,8 +28,16 @@ def free_port() -> int:
         return port
 
 
+@functools.cache
+def load_before_forking() -> None:
+    """Load once what every rank would load again: the processor's name, which takes a second, and numba's types."""
+    get_cpu_model()
+    find_best_fit(np.ones(1, np.int64), 1)
+
+
 def fork_ranks(world_size: int, body: Callable[[int], int]) -> list[int]:
     """Start as many processes, which know of each other as the launcher's do; each ends with the code `body` gives."""
+    load_before_forking()
     port, pids = free_port(), []
     for rank in range(world_size):
         pid = os.fork()

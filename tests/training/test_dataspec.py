@@ -51,7 +51,7 @@ def test_training_batches_have_the_configured_shape_and_ids(batches: Lockstep) -
     assert PAD_TOKEN_ID == 0
 
 
-def test_the_length_of_training_is_unknown_and_that_of_evaluation_is_not(batches: Lockstep) -> None:
+def test_the_length_of_training_is_unknown_and_the_length_of_evaluation_is_known(batches: Lockstep) -> None:
     with pytest.raises(TypeError):
         len(packed_dataspec(batches).dataloader)
     fixed = eval_batches(documents_of(60), config_of(), VOCABULARY)
@@ -69,7 +69,7 @@ def test_settings_the_packer_refuses_are_a_config_error() -> None:
 
 
 def test_reading_leaves_the_global_random_numbers_alone() -> None:
-    """Or dropout would depend on how far ahead the thread is."""
+    """Otherwise dropout would depend on how far ahead the thread is."""
     before = torch.get_rng_state()
     batches = train_batches(documents_of(60), config_of(), VOCABULARY)
     for _ in range(3):
@@ -95,7 +95,9 @@ def test_evaluation_has_every_document_once_and_only_its_last_batch_has_fewer_ro
 def test_an_evaluation_without_any_target_is_refused(count: int, ratio: float) -> None:
     config = config_of(eval_loader=EvalLoaderConfig(ratio))
     pieces = len(documents_of(count))
-    with pytest.raises(ConfigError, match=f"mlm_probability={ratio}: .*no token of {pieces} that are held out"):
+    with pytest.raises(
+        ConfigError, match=f"mlm_probability={ratio}: .*no token of the {pieces} held-out documents is a target"
+    ):
         eval_batches(documents_of(count), config, VOCABULARY)
 
 
@@ -167,7 +169,7 @@ def test_composers_clock_and_the_log_count_what_was_fed_over_epochs() -> None:
 
 
 class InTurn(Callback):
-    """Writes down evaluations, and when checkpoints would be written."""
+    """Writes down after which batches an evaluation ends and a checkpoint would be written."""
 
     def __init__(self) -> None:
         self.found: list[tuple[str, int]] = []
@@ -180,7 +182,7 @@ class InTurn(Callback):
 
 
 @pytest.mark.parametrize(("interval", "evaluated"), [("2ba", (2, 4, 5)), ("5ba", (5,))])
-def test_the_last_evaluation_is_over_before_the_last_checkpoint_which_is_to_know_if_it_was_broken_off(
+def test_the_last_evaluation_ends_before_the_last_checkpoint_so_that_the_checkpoint_can_say_if_it_was_interrupted(
     interval: str, evaluated: tuple[int, ...]
 ) -> None:
     config, in_turn = config_of(max_duration="5ba"), InTurn()
@@ -206,7 +208,7 @@ def test_the_last_evaluation_is_over_before_the_last_checkpoint_which_is_to_know
 
 
 def test_every_target_of_a_step_has_the_same_weight(batches: Lockstep) -> None:
-    """One SGD step from rows with very different numbers of targets, one of them with none."""
+    """One SGD step on rows with very different numbers of targets. One row has none."""
     batch = {key: value for key, value in next(iter(batches)).items() if key not in COUNTS}
     batch["labels"][0] = IGNORE_INDEX
     batch["labels"][1, 3:] = IGNORE_INDEX
@@ -286,7 +288,7 @@ def test_no_documents_end_the_run_instead_of_spinning() -> None:
     batches.close()
 
 
-def test_the_console_is_written_at_the_interval_in_any_unit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_console_prints_at_an_interval_in_any_unit(capsys: pytest.CaptureFixture[str]) -> None:
     def printed(interval: str) -> int:
         config = config_of(max_duration="12ba")
         batches = train_batches(documents_of(60), config, VOCABULARY)
@@ -297,7 +299,7 @@ def test_the_console_is_written_at_the_interval_in_any_unit(capsys: pytest.Captu
         batches.close()
         return capsys.readouterr().err.count("Train loss/train/total")
 
-    assert printed("4ba") == 4, "behind batches 1, 4, 8 and 12"
-    assert printed("100000tok") == 2, "behind the first and the last"
+    assert printed("4ba") == 4, "after batches 1, 4, 8 and 12"
+    assert printed("100000tok") == 2, "after the first batch and the last"
     assert 4 < printed("250tok") < 12
     assert 4 < printed("25sp") < 12

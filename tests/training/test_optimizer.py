@@ -26,7 +26,7 @@ def test_without_warmup_and_decay_the_rate_is_constant() -> None:
     assert [schedule(state_at(now)) for now in (0, 500, 1000)] == [1.0, 1.0, 1.0]
 
 
-def test_a_warmup_runs_on_its_own_clock() -> None:
+def test_a_warmup_counts_in_its_own_unit() -> None:
     state = state_at(0)
     state.timestamp = Timestamp(token=900, sample=70, batch=5)
     assert WarmupStableDecayScheduler("10ba", "0tok")(state) == 0.5
@@ -34,14 +34,14 @@ def test_a_warmup_runs_on_its_own_clock() -> None:
     assert WarmupStableDecayScheduler("900tok", "0tok")(state) == 1.0
 
 
-def test_a_decay_in_another_unit_than_the_end_it_counts_from_is_refused() -> None:
+def test_a_decay_in_another_unit_than_the_length_of_training_is_refused() -> None:
     with pytest.raises(ValueError, match="t_decay=10ba must be in tok: it counts back from max_duration=1000tok"):
         WarmupStableDecayScheduler("0tok", "10ba")(state_at(0))
     assert WarmupStableDecayScheduler("10ba", "0tok")(state_at(5, "100ba")) == 0.5
 
 
 @pytest.mark.parametrize("time", ["", "0.1dur", "5ep", "-1ba"])
-def test_a_time_that_is_no_duration_is_refused_at_once(time: str) -> None:
+def test_a_string_that_is_not_a_duration_is_refused_at_once(time: str) -> None:
     for times in ((time, "0tok"), ("0tok", time)):
         with pytest.raises(ValueError, match=f"{time!r} must"):
             WarmupStableDecayScheduler(*times)

@@ -1,4 +1,4 @@
-"""What 1, 2 and 4 ranks do: beside each other, and beside one padded batch."""
+"""What 1, 2 and 4 ranks do, compared with each other and with one padded batch."""
 
 import sys
 from collections import Counter
@@ -15,23 +15,23 @@ WORLD_SIZES = [1, 2, 4]
 
 
 @cache
-def told_by(program: str) -> Any:
-    """What a program prints, as JSON."""
+def result_of_program(program: str) -> Any:
+    """The JSON that a program prints."""
     return result_of(sys.executable, "-m", f"tests.tools.{program}")
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_gradient_and_loss_are_those_of_one_padded_batch_however_it_is_split(world_size: int) -> None:
-    found = told_by("ranks_training")[str(world_size)]
+def test_gradient_and_loss_are_those_of_one_padded_batch_however_the_documents_are_split(world_size: int) -> None:
+    found = result_of_program("ranks_training")[str(world_size)]
     assert len(found["gradient"]) == 12, "two sets of documents, two ways to share them, three lengths of rows"
     assert max(found["gradient"].values()) < 1e-5
     assert max(found["loss"].values()) < 1e-5
-    assert found["weighted by documents"] > 0.1, "what Composer does without being told of targets"
+    assert found["weighted by documents"] > 0.1, "what Composer does if it is not told of targets"
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_gradient_and_loss_of_fine_tuning_are_those_of_the_examples_on_their_own(world_size: int) -> None:
-    found = told_by("ranks_training")[str(world_size)]["fine-tuning"]
+    found = result_of_program("ranks_training")[str(world_size)]["fine-tuning"]
     assert len(found) == 6, "two ways to share the examples, three lengths of rows"
     for gradient, loss in found.values():
         assert gradient < 1e-5
@@ -40,12 +40,12 @@ def test_gradient_and_loss_of_fine_tuning_are_those_of_the_examples_on_their_own
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_a_step_in_which_no_rank_has_a_target_has_no_loss_and_no_gradient(world_size: int) -> None:
-    assert told_by("ranks_training")[str(world_size)]["without any target"] == [0.0, 0.0]
+    assert result_of_program("ranks_training")[str(world_size)]["without any target"] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 def test_composers_clock_counts_real_tokens_and_documents_over_all_ranks(world_size: int) -> None:
-    ranks = told_by("ranks_training")[str(world_size)]["clock"]
+    ranks = result_of_program("ranks_training")[str(world_size)]["clock"]
     for rank in ranks:
         assert rank["token"] == sum(batch["tokens"] for each in ranks for batch in each["fed"])
         assert rank["sample"] == sum(batch["documents"] for each in ranks for batch in each["fed"])
@@ -54,14 +54,14 @@ def test_composers_clock_counts_real_tokens_and_documents_over_all_ranks(world_s
 
 def test_schedules_take_the_same_global_tokens_and_documents_on_any_number_of_ranks() -> None:
     for world_size in WORLD_SIZES:
-        for rank in told_by("ranks_training")[str(world_size)]["clock"]:
+        for rank in result_of_program("ranks_training")[str(world_size)]["clock"]:
             fed = rank["fed"]
             most = 16 // world_size
             rows = [batch["rows"] for batch in fed]
             assert rows == sorted(rows)
             assert rows[0] == 4 // world_size
             assert rows[-1] == most
-            # In force from the first batch behind the 6000 tokens, of which a rank counts its own share.
+            # The warmup ends at the first batch after 6000 tokens, of which a rank counts its own share.
             over = rows.index(most)
             assert fed[over]["before"] > 6000 * 0.97
             assert fed[over - 1]["before"] < 6000 * 1.03
@@ -82,7 +82,11 @@ def test_schedules_take_the_same_global_tokens_and_documents_on_any_number_of_ra
 
 
 def test_evaluation_does_not_depend_on_the_rows_nor_on_the_number_of_ranks() -> None:
-    figures = [figure for size in WORLD_SIZES for figure in told_by("ranks_training")[str(size)]["evaluation"].values()]
+    figures = [
+        figure
+        for size in WORLD_SIZES
+        for figure in result_of_program("ranks_training")[str(size)]["evaluation"].values()
+    ]
     assert len(figures) == 9
     for loss, accuracy, documents in figures:
         assert loss == pytest.approx(figures[0][0], rel=1e-5)
@@ -93,22 +97,22 @@ def test_evaluation_does_not_depend_on_the_rows_nor_on_the_number_of_ranks() -> 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @pytest.mark.parametrize("count", [101, 3])
 def test_ranks_share_the_documents_of_an_epoch_and_end_it_after_the_same_batch(world_size: int, count: int) -> None:
-    ranks = told_by("ranks_reading")[str(world_size)][str(count)]
+    ranks = result_of_program("ranks_reading")[str(world_size)][str(count)]
     assert all(rank["batches"] == ranks[0]["batches"] for rank in ranks)
     assert min(ranks[0]["batches"]) > 0
     seen = Counter(document for rank in ranks for epoch in rank["train"] for document, *_ in epoch)
-    assert set(seen) == set(range(count)), "no document is for ever left out"
+    assert set(seen) == set(range(count)), "every document comes at some time"
     if count == 101:
         assert seen.total() > 3 * 101 - world_size * 20, "a batch of a rank holds about 16"
         so_far: Counter[int] = Counter()
         for epoch in range(3):
             so_far.update(document for rank in ranks for document, *_ in rank["train"][epoch])
-            assert max(so_far.values()) == epoch + 1, "none comes more often than there were epochs"
+            assert max(so_far.values()) == epoch + 1, "no document comes more often than there were epochs"
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
-def test_every_document_is_evaluated_once_and_ranks_have_as_many_batches(world_size: int) -> None:
-    for count, ranks in told_by("ranks_reading")[str(world_size)].items():
+def test_every_document_is_evaluated_once_and_ranks_have_the_same_number_of_batches(world_size: int) -> None:
+    for count, ranks in result_of_program("ranks_reading")[str(world_size)].items():
         assert sorted(document for rank in ranks for document, *_ in rank["eval"]) == list(range(int(count)))
         assert len({rank["eval_batches"] for rank in ranks}) == 1
 
@@ -118,7 +122,7 @@ def test_masks_of_a_document_in_an_epoch_are_the_same_on_any_number_of_ranks() -
     evaluations: dict[int, set[str]] = {}
     long, times = set(), 0
     for world_size in WORLD_SIZES:
-        for rank in told_by("ranks_reading")[str(world_size)]["101"]:
+        for rank in result_of_program("ranks_reading")[str(world_size)]["101"]:
             for document, seen, labels in (each for epoch in rank["train"] for each in epoch):
                 epochs.setdefault(document, set()).add(str((seen, labels)))
                 times += 1
@@ -133,10 +137,10 @@ def test_masks_of_a_document_in_an_epoch_are_the_same_on_any_number_of_ranks() -
 
 
 def test_ranks_of_different_lengths_hand_over_the_same_number_of_batches_and_lose_none() -> None:
-    ranks = told_by("ranks_lockstep")
+    ranks = result_of_program("ranks_lockstep")
     for rank in ranks:
         assert rank["ten against eleven"] == [list(range(at, at + 10)) for at in (0, 10, 20)]
         assert rank["one against thirty"] == [[0], [1], [2]]
-        # The second rank has 0, 2, 0, 1, 0 and 2 batches: where it has none the epoch goes on with the next one's.
+        # The second rank has 0, 2, 0, 1, 0 and 2 batches. An epoch without any continues with those of the next.
         assert rank["sometimes none"] == [[0, 1], [2], [3, 4]]
         assert rank["threads"] == []

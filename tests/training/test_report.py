@@ -23,7 +23,7 @@ def data_of(documents: DocumentDataset) -> TrainingData:
     return TrainingData(tokenizer, train, val)
 
 
-def test_the_start_says_what_will_be_trained_for_how_long() -> None:
+def test_the_start_says_what_will_be_trained_and_for_how_long() -> None:
     documents = documents_of(60)
     config = config_of(
         max_duration="2560tok",
@@ -42,18 +42,18 @@ def test_the_start_says_what_will_be_trained_for_how_long() -> None:
     assert lines == [
         "device     2 x cpu, fp32, attention: PyTorch SDPA by document (no GPU)",
         f"model      {parameters:,} parameters, ln(vocabulary) = 4.16",
-        "objective  mlm, 30% of the tokens",
+        "objective  mlm, predict 30% of the tokens",
         f"data       {len(documents)} documents",
         "held out   7 of 7 documents to evaluate on",
         "batch      4 rows of 32 slots = 128 slots",
         f"duration   2,560 tokens = about 20 full batches = {2560 / documents.num_tokens:.2f} epochs",
-        "schedule   learning rate up over 100 tokens, down over the last 500 tokens",
-        "schedule   batch size 4 -> 8 sequences to 1,000 tokens",
+        "schedule   learning rate rises over 100 tokens, falls over the last 500 tokens",
+        "schedule   batch size 4 -> 8 sequences by 1,000 tokens",
         "schedule   mask ratio 0.3 -> 0.1 from 2,000 to 3,000 tokens, which is after the end of this run",
     ]
 
 
-def test_the_start_says_what_is_predicted_and_where_weights_come_from() -> None:
+def test_the_start_says_what_is_predicted_and_where_it_starts_from() -> None:
     documents = documents_of(60)
     model = ModernBertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, causal=True)
     config = config_of(objective="sft", model=model, load_path="runs/a.pt", load_weights_only=True)
@@ -61,27 +61,27 @@ def test_the_start_says_what_is_predicted_and_where_weights_come_from() -> None:
         config, data_of(documents), ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1
     ).splitlines()
     assert lines[2:5] == [
-        "objective  sft, the next token where it is of a response",
-        "weights    of runs/a.pt; data, clock and optimizer start anew",
+        "objective  sft, predict the tokens of each response",
+        "weights    from runs/a.pt; data, clock and optimizer start from the beginning",
         f"data       {len(documents)} documents",
     ]
     config.load_weights_only = False
     lines = start_lines(
         config, data_of(documents), ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1, first_batch=1200
     ).splitlines()
-    assert lines[3] == "resumed    behind batch 1,200, from runs/a.pt"
+    assert lines[3] == "resumed    after batch 1,200, from runs/a.pt"
     config = config_of(objective="causal", model=model)
     lines = start_lines(
         config, data_of(documents_of(60)), ModernBertForMaskedLM(model), "cpu", "fp32", world_size=1
     ).splitlines()
-    assert lines[2] == "objective  causal, the next token of each"
+    assert lines[2] == "objective  causal, predict the token after each"
 
 
 @pytest.mark.parametrize(
     ("length", "said"),
     [("20ba", "20 batches = about 20 full batches"), ("300sp", "300 documents = about {batches:,.0f} full batches")],
 )
-def test_a_duration_in_batches_or_documents_is_said_in_epochs_too(length: str, said: str) -> None:
+def test_a_duration_in_batches_or_documents_is_given_in_epochs_too(length: str, said: str) -> None:
     documents = documents_of(60)
     tokens = 20 * 128 if length == "20ba" else 300 * documents.num_tokens / len(documents)
     config = config_of(
@@ -94,7 +94,7 @@ def test_a_duration_in_batches_or_documents_is_said_in_epochs_too(length: str, s
     epochs = tokens / documents.num_tokens
     assert f"duration   {said.format(batches=tokens / 128)} = {epochs:.2f} epochs" in lines
     after = ", which is after the end of this run" if length == "20ba" else ""
-    assert lines[-1] == f"schedule   batch size 4 -> 8 sequences to 30 batches{after}"
+    assert lines[-1] == f"schedule   batch size 4 -> 8 sequences by 30 batches{after}"
 
 
 SUMMARY = RunSummary(
@@ -113,7 +113,7 @@ def test_the_end_says_what_was_trained_on_and_how() -> None:
     assert end_lines(SUMMARY, 8.3456, 4.2222, "runs/a/ep1.pt").splitlines() == [
         "trained on           1,234 documents and pieces, 56,789 tokens, 12 batches",
         "packing efficiency   0.9999 of the slots held a token",
-        "order of the data    documents moved 14 places on average and waited 2 batches at most",
+        "order of the data    documents moved past 14 others on average and waited 2 batches at most",
         "tokens per second    4,322",
         "waiting for data     0.12% of the time",
         "evaluation loss      8.346 -> 4.222",
@@ -121,20 +121,23 @@ def test_the_end_says_what_was_trained_on_and_how() -> None:
     ]
 
 
-def test_what_a_run_that_is_over_or_was_stopped_can_do_next() -> None:
+def test_a_finished_or_stopped_run_says_how_to_continue() -> None:
     config = TrainConfig(run_name="a", save_folder="runs/a", load_path="old.pt", max_duration="9ba")
-    line = "finished   old.pt is the end of 9ba; "
-    again = "another run_name trains anew"
-    assert finished_line(config, goes_on=True) == f"{line}{again}, as does a start with save_overwrite=true"
+    line = "finished   old.pt has reached max_duration=9ba; "
+    assert finished_line(config, goes_on=True) == (
+        f"{line}another run_name or save_overwrite=true trains from the beginning"
+    )
     assert finished_line(replace(config, save_folder="s3://runs/a"), goes_on=True, loss=4.5) == (
-        f"evaluation loss      4.500\n{line}{again}"
+        f"evaluation loss      4.500\n{line}another run_name trains from the beginning"
     )
     assert finished_line(config, goes_on=False) == (
-        f"{line}a longer max_duration goes on, load_weights_only=true trains anew"
+        f"{line}a longer max_duration continues from there, load_weights_only=true starts again with its weights"
     )
-    stopped = "stopped    by SIGTERM behind batch "
-    assert stopped_line(config, 7, "a.pt") == f"{stopped}7; the same command goes on from a.pt"
-    assert stopped_line(replace(config, run_name=None), 7, "a.pt") == f"{stopped}7; goes on with load_path=a.pt"
+    stopped = "stopped    by SIGTERM after batch "
+    assert stopped_line(config, 7, "a.pt") == f"{stopped}7; the same command resumes from a.pt"
+    assert stopped_line(replace(config, run_name=None), 7, "a.pt") == f"{stopped}7; resume with load_path=a.pt"
+    in_store = replace(config, save_folder="s3://runs/a", autoresume=False)
+    assert stopped_line(in_store, 7, "s3://a.pt") == f"{stopped}7; resume with another run_name and load_path=s3://a.pt"
     assert stopped_line(config, 0, None) == f"{stopped}0; there is no checkpoint yet"
 
 

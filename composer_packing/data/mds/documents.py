@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from composer_packing.common.errors import ConfigError
 from composer_packing.data.mds.column import MdsColumn
-from composer_packing.data.mds.shards import INDEX, shards_in
+from composer_packing.data.mds.shards import INDEX, read_index
 from composer_packing.data.tokenizer import TextTokenizer
 from composer_packing.packing.document_table import LossMask
 from composer_packing.packing.source_batch import FlatSourceBatch
@@ -56,7 +56,7 @@ class MdsDocuments(Dataset[FlatSourceBatch]):
         self.are_texts = self._column.dtype is None
         self.bytes_dtype = bytes_dtype if self._column.encoding == "bytes" else None
         self.vocab_size = tokenizer.vocab_size
-        self.has_loss_mask = any(name == LOSS_MASK for name, *_ in shards_in(folder)[0].columns)
+        self.has_loss_mask = any(name == LOSS_MASK for name, *_ in read_index(folder)[0].columns)
         if loss_masked and (self.are_texts or not self.has_loss_mask):
             what = f"{self._column.name} holds texts" if self.are_texts else f"there is no column {LOSS_MASK}"
             raise ConfigError(

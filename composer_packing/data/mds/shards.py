@@ -1,4 +1,4 @@
-"""Shards of MDS as their index describes them, checked against the head of each, and mapped into memory."""
+"""The shards that the index of a folder lists: each is checked against its own head and mapped into memory."""
 
 import ctypes
 import json
@@ -13,17 +13,25 @@ import torch
 from composer_packing.common.errors import ConfigError, one_line
 
 INDEX = "index.json"
-"""Name of the file that describes the shards of a folder."""
+"""Name of the file that lists and describes the shards of a folder."""
 
 MADV_RANDOM = 1
-"""What the system is told of memory that is read here and there."""
+"""The advice to the system that pages of a mapping are read in random order."""
 
 Column = tuple[str, str, int]
-"""Name, encoding, and the bytes of each value, 0 where they differ."""
+"""Name, encoding, and the bytes of every value; 0 if values differ in size."""
 
 
 class Shard(NamedTuple):
-    """A shard as the index describes it; `packed` is its file when compressed, `size` is in bytes."""
+    """A shard as the index describes it.
+
+    Attributes:
+        file: the shard, not compressed.
+        packed: the compressed shard; None if the shard was written without compression.
+        samples: number of samples.
+        size: bytes of `file`.
+        columns: in the order of the values in a sample.
+    """
 
     file: Path
     packed: Path | None
@@ -32,15 +40,15 @@ class Shard(NamedTuple):
     columns: list[Column]
 
 
-def shards_in(folder: Path) -> list[Shard]:
-    """What the index of a folder says.
+def read_index(folder: Path) -> list[Shard]:
+    """The shards that the index of a folder lists. No shard is opened.
 
     Raises:
-        ConfigError: it is missing or damaged, there are no samples, or shards have different columns.
+        ConfigError: the index is missing or damaged, lists no samples, or lists shards with different columns.
     """
     index = folder / INDEX
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: there is no such folder; give one of MDS shards")
+        raise ConfigError(f"{folder}: there is no such folder; give a folder of MDS shards")
     if not index.is_file():
         inside = ", ".join(sorted(file.parent.name for file in folder.glob(f"*/{INDEX}")))
         raise ConfigError(f"{folder}: holds no {INDEX}; give {f'one of {inside}' if inside else 'a folder of shards'}")
@@ -48,7 +56,7 @@ def shards_in(folder: Path) -> list[Shard]:
         contents = json.loads(index.read_bytes())
         for kind in [("mds", contents["version"]), *((one["format"], one["version"]) for one in contents["shards"])]:
             if kind != ("mds", 2):
-                raise ValueError(f"format {kind[0]}, version {kind[1]}; only mds, version 2, will do")
+                raise ValueError(f"format {kind[0]}, version {kind[1]}; only mds, version 2, can be read")
         shards = [_shard(folder, one) for one in contents["shards"]]
         if len({shard.file for shard in shards}) < len(shards):
             raise ValueError("a shard is listed twice")
@@ -58,7 +66,9 @@ def shards_in(folder: Path) -> list[Shard]:
             if shard.columns != shards[0].columns:
                 raise ValueError(f"{shard.file.name} has other columns than {shards[0].file.name}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{index}: will not do ({one_line(error)}); give what streaming.MDSWriter wrote") from error
+        raise ConfigError(
+            f"{index}: cannot be used ({one_line(error)}); give an index that streaming.MDSWriter wrote"
+        ) from error
     return shards
 
 
@@ -77,26 +87,30 @@ def _columns(described: Mapping[str, Any]) -> list[Column]:
 
 def _uint32(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 2**32:
-        raise ValueError(f"{value!r} is no uint32")
+        raise ValueError(f"{value!r} is not a uint32")
     return value
 
 
 def map_shard(shard: Shard) -> torch.Tensor:
-    """All bytes of a shard, uint8 `(size,)`.
+    """Map a shard into memory.
+
+    Returns:
+        All bytes of the file, uint8 `(size,)`. The system reads a page of them when it is first used.
 
     Raises:
-        ConfigError: the file is missing, or its head is not as the index says.
+        ConfigError: the file is missing, or its size or head differs from what the index says.
     """
     file, end_of_offsets = shard.file, 4 * (shard.samples + 2)
     if not file.is_file():
-        what = f"is missing, though {INDEX} names it; copy the folder anew"
+        what = f"is missing, though {INDEX} lists it; copy the folder again"
         if shard.packed and shard.packed.is_file():
-            what = f"memory mapping needs {shard.packed.name} unpacked; the source `streaming` reads it as it is"
+            what = f"must be unpacked from {shard.packed.name}; or use the source `streaming`, which unpacks by itself"
         raise ConfigError(f"{file}: {what}")
     try:
         if (size := file.stat().st_size) != shard.size or size < end_of_offsets:
             raise ValueError(f"{size} bytes, not {shard.size} with {shard.samples} samples")
-        # A numpy memory map would keep a file descriptor for each shard, and there may be no more than 1024.
+        # Not `numpy.memmap`, nor `mmap.mmap`: both keep a file descriptor open for each shard, and a process may often
+        # have no more than 1024. (`mmap.mmap` can do without from Python 3.13 on, by `trackfd=False`.)
         data = torch.from_file(str(file), size=size, dtype=torch.uint8)
         head = data.numpy()
         samples, begin = head[:8].view(np.uint32).tolist()
@@ -106,14 +120,18 @@ def map_shard(shard: Shard) -> torch.Tensor:
         if _columns(json.loads(head[end_of_offsets:begin].tobytes())) != shard.columns:
             raise ValueError("other columns")
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file}: is not what {INDEX} says ({one_line(error)}); copy it anew") from error
+        raise ConfigError(f"{file}: differs from what {INDEX} says ({one_line(error)}); copy the file again") from error
     return data
 
 
 def expect_random_reads(mappings: Sequence[torch.Tensor]) -> None:
-    """Tell the system, where they are larger than the memory, not to read what lies around each page that is wanted.
+    """Tell the system not to read ahead, if the shards are larger than the memory of the machine.
 
-    Reading ahead is worth it for as long as all of it stays in memory: then every page is wanted in the end.
+    The system reads the pages around each page that is used. If all shards fit into memory, every page is used in the
+    end, and reading ahead saves time. If they do not fit, most of those pages are dropped before they are used.
+
+    The C function is called by `ctypes`, as Python offers `madvise` only for an `mmap.mmap`, and `map_shard` says why
+    shards are not mapped by that.
     """
     if sum(map(len, mappings)) > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         madvise = ctypes.CDLL(None).madvise

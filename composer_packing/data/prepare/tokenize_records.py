@@ -171,7 +171,7 @@ class RecordTokenizer:
         return _Made(tokens, lengths, pieces, full_lengths)
 
     def _pieces_with_special_tokens(self, tokenizer: TextTokenizer, texts: Sequence[str]) -> _Made:
-        pieces = tokenizer.in_pieces(texts, self._max_seq_len)
+        pieces = tokenizer.tokenize_in_pieces(texts, self._max_seq_len)
         special = tokenizer.num_special_tokens
         full_lengths = [sum(map(len, of_text)) - (len(of_text) - 1) * special for of_text in pieces]
         if self._long == "cut":

@@ -1,88 +1,84 @@
-"""Documents in streams of MDS shards, downloaded while training: `streaming.Stream` fetches, checks and unpacks them.
+"""Documents in streams of MDS shards, which are downloaded while training.
 
-Only the library's streams are used, not its `StreamingDataset`, for three reasons. That one repeats documents until all
-ranks have equally many; here each comes once. Its workers wait for those of all ranks at every epoch, which may be for
-ever where packing lets ranks drift apart. And it leaves shared memory behind in a crash, which the next run trips
-over. Here a file lock per shard is all that processes share: the system gives it back however they end.
+Two parts of mosaicml-streaming are used: `Stream` fetches, checks and unpacks shards, and a reader decodes samples. Its
+`StreamingDataset` is not used, for three reasons:
+
+- It repeats documents until all ranks have equally many. Here every document comes once.
+- Its workers wait for the workers of all ranks at every epoch. Ranks that pack may drift apart by an epoch, and then
+  this wait may never end.
+- It leaves shared memory behind after a crash, and the next run stumbles over that.
 """
 
-import contextlib
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from streaming.base.util import bytes_to_int
 from torch.utils.data import Dataset
 
 from composer_packing.common.errors import ConfigError, one_line
 from composer_packing.config.sources import StreamingConfig
 from composer_packing.data.mds.documents import check_ids_of
 from composer_packing.data.streams.index import OpenStreams
-from composer_packing.data.streams.shard import StreamedShard, connect
+from composer_packing.data.streams.shard import StreamedShard
+from composer_packing.data.streams.shard_cache import ShardCache
 from composer_packing.data.tokenizer import TextTokenizer
 from composer_packing.packing.source_batch import FlatSourceBatch
 from composer_packing.packing.token_arrays import token_dtype
 
 TRIES = 8
-"""How often a shard is fetched that others keep removing, as too little may lie on disk."""
+"""How often a shard is fetched to read one document, if other processes keep removing it to make room."""
 
 
-class Wanted(NamedTuple):
-    """What a worker is to read.
+class StreamRequest(NamedTuple):
+    """What a worker is asked for.
 
     Attributes:
-        numbers: int64 `(documents,)`, documents to give.
-        soon: int64 `(shards,)`, shards that these and the next are in, in the order in which they are wanted.
+        numbers: int64 `(documents,)`, the documents to read.
+        shards: int64 `(shards,)`, indices of the shards that hold these and the next documents, in the order in which
+            they are needed.
     """
 
     numbers: NDArray[np.int64]
-    soon: NDArray[np.int64]
+    shards: NDArray[np.int64]
 
 
 class StreamedDocuments(Dataset[FlatSourceBatch]):
-    """One split of all streams as a map-style dataset. The number of a document is its place in all shards.
+    """One split of all streams as a map-style dataset. Documents are numbered over the shards of all streams.
 
     Args:
         streams: the split.
-        settings: how ids are encoded, and what may lie on disk.
-        tokenizer: bounds the ids, and makes them of a column of texts.
+        settings: how ids are encoded, and how much may lie on disk.
+        tokenizer: says which ids are valid, and makes ids of a column of texts.
 
     Attributes:
         streams: the split.
-        samples_per_shard: int64 `(shards,)`, documents of each.
-        are_texts: some are tokenized as they are read.
-        bytes_dtype: type that ids are taken to be of; None unless they are in columns of bytes.
-        vocab_size: all ids lie below it.
+        samples_per_shard: int64 `(shards,)`, documents of each shard.
+        are_texts: at least one stream holds texts, which are tokenized as they are read.
+        bytes_dtype: type of the ids, if all streams hold them in a column of bytes; else None.
+        vocab_size: all ids lie below this number.
 
     Raises:
-        ConfigError: the limit is no size.
+        ConfigError: the limit on disk is not a size.
     """
 
     def __init__(self, streams: OpenStreams, settings: StreamingConfig, tokenizer: TextTokenizer) -> None:
         self.streams = streams
         self._tokenizer, self._settings = tokenizer, settings
-        try:
-            self._cache_limit = None if settings.cache_limit is None else bytes_to_int(settings.cache_limit)
-        except ValueError as error:
-            limit = settings.cache_limit
-            raise ConfigError(f"data.streaming.cache_limit={limit}: must be a size, such as 100gb") from error
+        self._cache = ShardCache(streams.shards, settings.cache_limit)
         self.samples_per_shard = np.array([shard.reader.samples for shard in streams.shards], np.int64)
         self._ends = np.cumsum(self.samples_per_shard)
         self.are_texts = any(shard.encoding == "str" for shard in streams.shards)
         self.bytes_dtype = settings.bytes_dtype if all(shard.encoding == "bytes" for shard in streams.shards) else None
         self.vocab_size = tokenizer.vocab_size
-        self._process, self._parents = os.getpid(), list[Any]()
-        self._fetching: ThreadPoolExecutor | None = None
-        self._pending: set[int] = set()
 
     @property
     def fingerprint(self) -> str:
-        """Of what the indexes list, and of how many documents an epoch takes of each stream; 16 hexadecimal digits."""
+        """Of what the indexes list, and of how many documents an epoch takes from each stream; 16 hexadecimal digits.
+
+        Checkpoints hold the value: a run whose data has another fingerprint does not resume.
+        """
         chosen = [int(choose) for choose in self.streams.choose_per_stream]
         digest = blake2b(repr((chosen, self.bytes_dtype)).encode(), digest_size=8)
         for shard in self.streams.shards:
@@ -94,106 +90,70 @@ class StreamedDocuments(Dataset[FlatSourceBatch]):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __getitems__(self, wanted: Wanted | Sequence[int] | NDArray[np.int64]) -> FlatSourceBatch:
-        """Several documents at once, numbered, their shards downloaded first where they are not here.
+    def __getitems__(self, request: StreamRequest | Sequence[int] | NDArray[np.int64]) -> FlatSourceBatch:
+        """Read documents. Their shards are downloaded first, if they are not on this machine.
+
+        Args:
+            request: document numbers, alone or with the shards to fetch ahead.
+
+        Returns:
+            The documents in the order of the request, with their numbers.
 
         Raises:
-            ConfigError: a shard cannot be fetched or is damaged, or an id is not one of the tokenizer.
+            ConfigError: a shard cannot be fetched or is damaged, or the tokenizer does not have one of the ids.
         """
-        self._start_in_this_process()
-        if isinstance(wanted, Wanted):
-            self._fetch_ahead(wanted.soon)
-            numbers = wanted.numbers
+        self._cache.enter_process()
+        if isinstance(request, StreamRequest):
+            self._cache.fetch_ahead(request.shards.tolist())
+            numbers = request.numbers
         else:
-            numbers = np.asarray(wanted, np.int64)
+            numbers = np.asarray(request, np.int64)
         shards = self.shards_of(numbers)
-        within = numbers - (self._ends - self.samples_per_shard)[shards]
+        indices_in_shard = numbers - (self._ends - self.samples_per_shard)[shards]
         samples = [
-            self._read(self.streams.shards[shard], at)
-            for shard, at in zip(shards.tolist(), within.tolist(), strict=True)
+            self._read(self.streams.shards[shard], index)
+            for shard, index in zip(shards.tolist(), indices_in_shard.tolist(), strict=True)
         ]
-        texts = [number for number, sample in enumerate(samples) if isinstance(sample, str)]
-        for number, ids in zip(texts, self._tokenized([samples[number] for number in texts]), strict=True):
-            samples[number] = ids
+        are_texts = [index for index, sample in enumerate(samples) if isinstance(sample, str)]
+        for index, ids in zip(are_texts, self._tokenize([samples[index] for index in are_texts]), strict=True):
+            samples[index] = ids
         lengths = np.fromiter(map(len, samples), np.int64, len(samples))
         tokens = np.concatenate([np.empty(0, np.int64), *samples], dtype=np.int64, casting="same_kind")
         check_ids_of("data.streaming", tokens, self._tokenizer)
         return FlatSourceBatch(tokens.astype(token_dtype(self._tokenizer.vocab_size)), lengths, numbers)
 
     def shards_of(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The shard of each document, int64 `(documents,)`."""
+        """The index of the shard that holds each document, int64 `(documents,)`."""
         return np.searchsorted(self._ends, numbers, side="right")
 
-    def _tokenized(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+    def _tokenize(self, texts: Sequence[str]) -> list[NDArray[Any]]:
         tokens, lengths = self._tokenizer(texts)
         return np.split(tokens, np.cumsum(lengths)[:-1]) if texts else []
 
-    def _read(self, shard: StreamedShard, at: int) -> Any:
-        """One document: its ids, or its text.
+    def _read(self, shard: StreamedShard, index: int) -> Any:
+        """Read one document: an array of its ids, or its text.
 
-        The library's reader opens the file anew each time, so that a shard may be removed and come back at any time.
+        The library's reader opens the file for each sample. So another process may remove the shard at any time, and
+        this one fetches it again.
         """
         for _ in range(TRIES):
             try:
-                value = shard.reader[at][shard.column]
+                value = shard.reader[index][shard.column]
                 if shard.encoding == "bytes":
                     return np.frombuffer(value, self._settings.bytes_dtype)
                 if shard.encoding == "str":
                     return value
                 if value.dtype.kind not in "iu":
-                    raise ValueError(f"{shard.column} is of {value.dtype}, and must be of integers")
+                    raise ValueError(f"{shard.column} has dtype {value.dtype}; it must hold integers")
                 return value.reshape(-1)
             except FileNotFoundError:
                 pass
-            except Exception as error:  # whatever a decoder makes of damaged bytes
+            except Exception as error:  # a decoder may raise anything for damaged bytes
                 raise ConfigError(
-                    f"{shard.path}: sample {at} cannot be read ({one_line(error)}); copy it anew"
+                    f"{shard.path}: sample {index} cannot be read ({one_line(error)}); copy the shard again"
                 ) from error
-            self._fetch(shard)
+            self._cache.fetch(shard)
         raise ConfigError(
-            f"data.streaming.cache_limit={self._settings.cache_limit}: is too little; {shard.path} is gone before it "
-            f"is read"
+            f"data.streaming.cache_limit={self._settings.cache_limit}: {shard.path} was removed {TRIES} times before "
+            f"it was read; raise the limit"
         )
-
-    def _start_in_this_process(self) -> None:
-        """After a fork, let go of what does not survive one: connections, which are the parent's, and threads."""
-        if self._process != os.getpid():
-            for stream in {id(shard.stream): shard.stream for shard in self.streams.shards}.values():
-                self._parents.append(stream._downloader)  # not closed, not even by being forgotten
-                connect(stream)
-            self._process, self._fetching, self._pending = os.getpid(), None, set()
-
-    def _fetch_ahead(self, numbers: NDArray[np.int64]) -> None:
-        """Have shards downloaded on threads of this process; what fails there fails again where they are read."""
-        for number in numbers.tolist():
-            if number not in self._pending and not self.streams.shards[number].path.exists():
-                if self._fetching is None:
-                    self._fetching = ThreadPoolExecutor(2, thread_name_prefix=__name__)
-                self._pending.add(number)
-                self._fetching.submit(self._fetch_pending, number)
-
-    def _fetch_pending(self, number: int) -> None:
-        try:
-            self._fetch(self.streams.shards[number])
-        finally:
-            self._pending.discard(number)
-
-    def _fetch(self, shard: StreamedShard) -> None:
-        shard.fetch()
-        if self._cache_limit is not None:
-            self._make_room(shard.path)
-
-    def _make_room(self, keep: Path) -> None:
-        """Remove the shards that were fetched longest ago, until what is left is within the limit."""
-        assert self._cache_limit is not None
-        fetched = []
-        for shard in self.streams.shards:
-            with contextlib.suppress(FileNotFoundError):
-                if shard.stream.remote is not None:
-                    found = shard.path.stat()
-                    fetched.append((found.st_mtime_ns, found.st_size, shard.path))
-        total = sum(size for _, size, _ in fetched)
-        for _, size, path in sorted(fetched):
-            if total > self._cache_limit and path != keep:
-                path.unlink(missing_ok=True)
-                total -= size

@@ -1,17 +1,14 @@
-"""Opening streams: their index, the shards it lists, and the column with the documents."""
+"""Opening streams: reads the index of each, and finds the shards it lists and the column with the documents."""
 
 import contextlib
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2s
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from streaming import Stream
-from streaming.base.storage.download import CloudDownloader
 from streaming.base.world import World
 
 from composer_packing.common.errors import ConfigError, one_line
@@ -19,10 +16,15 @@ from composer_packing.common.folders import locked
 from composer_packing.config.sources import StreamConfig, StreamingConfig
 from composer_packing.data.mds.documents import COLUMNS
 from composer_packing.data.mds.shards import INDEX
-from composer_packing.data.streams.shard import StreamedShard, connect
-
-NOT_FOUND = re.compile(r"not ?found|404|no ?such|does ?not ?exist", re.IGNORECASE)
-"""What storages say of a file that is not there."""
+from composer_packing.data.streams.download import (
+    TIMEOUT_SECONDS,
+    connect,
+    download_again,
+    downloader_of,
+    local_folder,
+    unique_name,
+)
+from composer_packing.data.streams.shard import StreamedShard
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,9 @@ class OpenStreams:
     """One split of all streams.
 
     Attributes:
-        shards: of the first stream, then of the second, and so on.
-        shards_per_stream: how many each has.
-        choose_per_stream: documents that an epoch takes from each.
+        shards: the shards of the first stream, then those of the second, and so on.
+        shards_per_stream: number of shards of each stream.
+        choose_per_stream: number of documents that an epoch takes from each stream.
     """
 
     shards: Sequence[StreamedShard]
@@ -41,84 +43,47 @@ class OpenStreams:
 
 
 def open_streams(settings: StreamingConfig, split: str, cache_folder: Path, seed: int) -> OpenStreams:
-    """Read the index of every stream, downloaded first where it must be.
+    """Read the index of every stream. The index of a remote stream is downloaded each time.
 
     Args:
         settings: the streams and their columns.
-        split: `"train"`, weighted as the streams say, or `"val"`, all of it.
-        cache_folder: where shards are downloaded to, unless their stream says otherwise.
-        seed: of how fractions of a document are rounded.
+        split: `"train"`, of which an epoch takes as much as the streams' weights say, or `"val"`, of which it takes
+            everything.
+        cache_folder: where shards are downloaded to, if their stream names no local folder.
+        seed: decides whether a fraction of a document is rounded up or down.
 
     Raises:
-        ConfigError: a stream cannot be reached or read, or has no column that will do.
+        ConfigError: a stream cannot be reached or read, or has no column with documents.
     """
-    named = {name: one for name, one in settings.streams.items() if getattr(one, split) is not None}
-    if not named:
-        raise ConfigError(f"data.streaming.streams: none of them has a {split} split; give one")
-    streams, found = [], []
-    names: dict[str, str] = {}
-    for name, one in named.items():
-        stream = _stream(name, one, split, cache_folder)
-        for place in {_place(stream.local), _place(stream.remote or stream.local)}:
-            other = names.setdefault(f"{place}/{stream.split}", name)
+    configs = {name: config for name, config in settings.streams.items() if getattr(config, split) is not None}
+    if not configs:
+        raise ConfigError(f"data.streaming.streams: no stream has a {split} split; give at least one")
+    streams, shards_of_streams = [], []
+    stream_in_folder: dict[str, str] = {}
+    for name, config in configs.items():
+        stream = _open_stream(name, config, split, cache_folder)
+        for folder in {unique_name(stream.local), unique_name(stream.remote or stream.local)}:
+            other = stream_in_folder.setdefault(f"{folder}/{stream.split}", name)
             if other != name:
                 raise ConfigError(
-                    f"data.streaming.streams.{name}: {place}/{stream.split} is a folder of stream {other} too; "
-                    f"leave one out, or give it another local"
+                    f"data.streaming.streams.{name}: {folder}/{stream.split} is a folder of stream {other} too; "
+                    f"leave one out, or give one of them another local"
                 )
         streams.append(stream)
-        found.append(_shards(name, stream, settings))
-    per_stream = np.array([sum(shard.reader.samples for shard in shards) for shards in found], np.int64)
+        shards_of_streams.append(_read_index(name, stream, settings))
+    samples = [sum(shard.reader.samples for shard in shards) for shards in shards_of_streams]
     try:
-        Stream.apply_weights(streams, per_stream, None, seed)
+        Stream.apply_weights(streams, np.array(samples, np.int64), None, seed)
     except ValueError as error:
         raise ConfigError(f"data.streaming.streams: {error}") from error
     chosen = [int(stream.choose) for stream in streams]
     if not sum(chosen):
         raise ConfigError("data.streaming.streams: an epoch has no documents; raise choose, repeat or proportion")
-    return OpenStreams([shard for shards in found for shard in shards], list(map(len, found)), chosen)
+    all_shards = [shard for shards in shards_of_streams for shard in shards]
+    return OpenStreams(all_shards, list(map(len, shards_of_streams)), chosen)
 
 
-def fetched_beside(stream: StreamConfig, name: str, cache_folder: Path) -> Path | None:
-    """A file that lies beside the splits of a stream, downloaded anew where it must be; None where there is none.
-
-    Raises:
-        ConfigError: it cannot be said whether there is one.
-    """
-    path = local_folder(stream, cache_folder) / name
-    if stream.remote is not None:
-        try:
-            with locked(path):
-                os.replace(_fetched_anew(CloudDownloader.get(stream.remote), f"{stream.remote}/{name}", path), path)
-        except Exception as error:  # each kind of storage has its own
-            if not NOT_FOUND.search(f"{type(error).__name__} {error}"):
-                raise ConfigError(f"{stream.remote}/{name}: cannot be read ({one_line(error, 200)})") from error
-            return None
-    return path if path.exists() else None
-
-
-def _fetched_anew(downloader: Any, remote: str, path: Path) -> Path:
-    """A file that may have changed, downloaded beside the one that is here."""
-    new = path.with_name(f"{path.name}.new")
-    new.unlink(missing_ok=True)
-    downloader.download(remote, str(new), 60.0)
-    return new
-
-
-def local_folder(stream: StreamConfig, cache_folder: Path) -> Path:
-    """Where a stream's splits are downloaded to, or lie."""
-    if stream.local is not None:
-        return Path(stream.local)
-    digest = blake2s(_place(str(stream.remote)).encode(), digest_size=6).hexdigest()
-    return cache_folder / f"stream-{digest}"
-
-
-def _place(folder: str) -> str:
-    """One name for a folder, however it is written."""
-    return folder.rstrip("/") if "://" in folder else os.path.realpath(folder)
-
-
-def _stream(name: str, config: StreamConfig, split: str, cache_folder: Path) -> Stream:
+def _open_stream(name: str, config: StreamConfig, split: str, cache_folder: Path) -> Stream:
     weights = {weight: getattr(config, weight) for weight in ("proportion", "repeat", "choose")}
     try:
         stream = Stream(
@@ -126,7 +91,7 @@ def _stream(name: str, config: StreamConfig, split: str, cache_folder: Path) -> 
             local=str(local_folder(config, cache_folder)),
             split=getattr(config, split),
             download_retry=2,
-            download_timeout=60.0,
+            download_timeout=TIMEOUT_SECONDS,
             keep_zip=False,
             **(weights if split == "train" else {}),
         )
@@ -136,49 +101,51 @@ def _stream(name: str, config: StreamConfig, split: str, cache_folder: Path) -> 
     return stream
 
 
-def _shards(name: str, stream: Stream, settings: StreamingConfig) -> list[StreamedShard]:
-    """The shards of a stream by its index, which is downloaded anew where it must be."""
+def _read_index(name: str, stream: Stream, settings: StreamingConfig) -> list[StreamedShard]:
+    """The shards that the index of a stream lists."""
     folder = Path(stream.local) / stream.split
     where = f"data.streaming.streams.{name}: {stream.remote or stream.local}/{stream.split}"
     if stream.remote is None and not (folder / INDEX).is_file():
-        raise ConfigError(f"{where}: there is no {INDEX}; give the folder of a split of MDS shards")
+        raise ConfigError(f"{where}: holds no {INDEX}; give the folder of a split of MDS shards")
     if stream.remote is not None:
-        _fetch_index(where, stream, folder / INDEX)
+        _download_index(where, stream, folder / INDEX)
     try:
         readers = stream.get_shards(World(1, 1, 1, 0), allow_unsafe_types=False)
-    except Exception as error:  # whatever it makes of a damaged one
-        raise ConfigError(f"{where}: the index will not do ({one_line(error, 200)}); write the shards again") from error
-    shards = [_shard(stream, reader, settings) for reader in readers if reader.samples]
+    except Exception as error:  # the library raises many kinds of errors for a damaged index
+        raise ConfigError(
+            f"{where}: the index cannot be used ({one_line(error, 200)}); write the shards again"
+        ) from error
+    shards = [_streamed_shard(stream, reader, settings) for reader in readers if reader.samples]
     if not shards:
         raise ConfigError(f"{where}: {INDEX} lists no samples; write the shards again")
     for shard in shards:
         shard.check_size()
-        if stream.remote is None and not shard.is_here():
-            raise ConfigError(f"{shard.path}: is missing, though {INDEX} names it; copy the folder anew")
+        if stream.remote is None and not shard.is_on_this_machine():
+            raise ConfigError(f"{shard.path}: is missing, though {INDEX} lists it; copy the folder again")
     return shards
 
 
-def _fetch_index(where: str, stream: Stream, index: Path) -> None:
-    """Download the index anew; ConfigError where shards are here that are those of another."""
+def _download_index(where: str, stream: Stream, index: Path) -> None:
+    """Download the index, and raise ConfigError if it differs from the index of the shards on this machine."""
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locked(index))
         except OSError as error:
             raise ConfigError(f"{index.parent}: cannot be used ({error.strerror}); give another folder") from error
         try:
-            new = _fetched_anew(stream._downloader, f"{stream.remote}/{stream.split}/{INDEX}", index)
-        except Exception as error:  # each kind of storage has its own
+            new = download_again(downloader_of(stream), f"{stream.remote}/{stream.split}/{INDEX}", index)
+        except Exception as error:  # each kind of storage raises errors of its own
             raise ConfigError(
-                f"{where}: no index can be read ({one_line(error, 200)}); see that it is there"
+                f"{where}: its index cannot be read ({one_line(error, 200)}); check that it exists"
             ) from error
         if index.exists() and index.read_bytes() != new.read_bytes():
             raise ConfigError(
-                f"{where}: has been written anew since shards of it were downloaded to {index.parent}; delete those"
+                f"{where}: was written again after shards of it were downloaded to {index.parent}; delete this folder"
             )
         os.replace(new, index)
 
 
-def _shard(stream: Stream, reader: Any, settings: StreamingConfig) -> StreamedShard:
+def _streamed_shard(stream: Stream, reader: Any, settings: StreamingConfig) -> StreamedShard:
     path = Path(reader.dirname, reader.split, reader.file_pairs[0][0].basename)
     encodings = dict(zip(reader.column_names, reader.column_encodings, strict=True))
     wanted = COLUMNS if settings.column is None else (settings.column,)
