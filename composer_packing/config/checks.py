@@ -8,9 +8,7 @@ from composer_packing.config.limits import LARGEST, check_limits
 from composer_packing.config.schedules import check_schedules
 from composer_packing.config.schema import EvalLoaderConfig, TrainConfig
 from composer_packing.config.sources import (
-    BYTES_DTYPES,
     DocsConfig,
-    MdsConfig,
     StreamingConfig,
     TextsConfig,
 )
@@ -73,27 +71,18 @@ def _check_data(config: TrainConfig) -> None:
             f"data.docs.vocab_size={source.vocab_size}: must be at least {SMALLEST_VOCAB} and not exceed "
             f"model.vocab_size={config.model.vocab_size}"
         )
-    if isinstance(source, TextsConfig):
-        if not source.train or source.val == []:
-            raise ConfigError(f"data.{kind}.{'val' if source.train else 'train'}=[]: give at least one file or folder")
-        try:
-            source.prepare_config()
-        except ConfigError as error:
-            raise ConfigError(f"data.{kind}.{error}") from error
-    if isinstance(source, (MdsConfig, StreamingConfig)) and source.bytes_dtype not in BYTES_DTYPES:
-        raise ConfigError(
-            f"data.{kind}.bytes_dtype={source.bytes_dtype}: must be an integer type, one of {', '.join(BYTES_DTYPES)}"
-        )
+    if isinstance(source, TextsConfig) and (not source.train or source.val == []):
+        raise ConfigError(f"data.{kind}.{'val' if source.train else 'train'}=[]: give at least one file or folder")
     if isinstance(source, StreamingConfig):
-        if not source.streams:
-            raise ConfigError("data.streaming.streams={}: give at least one, as {mine: {remote: s3://bucket/folder}}")
-        for name, stream in source.streams.items():
-            if stream.remote is None and stream.local is None:
-                raise ConfigError(f"data.streaming.streams.{name}: give remote, local, or both")
-            weights = {key: getattr(stream, key) for key in ("proportion", "repeat", "choose")}
-            for key, weight in weights.items():
-                if weight is not None and not 0 < weight < LARGEST:
-                    raise ConfigError(f"data.streaming.streams.{name}.{key}={weight}: must be above 0 and below 2**32")
+        _check_streams(source)
+
+
+def _check_streams(source: StreamingConfig) -> None:
+    if not source.streams:
+        raise ConfigError("data.streaming.streams={}: give at least one, as {mine: {remote: s3://bucket/folder}}")
+    for name, stream in source.streams.items():
+        if stream.remote is None and stream.local is None:
+            raise ConfigError(f"data.streaming.streams.{name}: give remote, local, or both")
 
 
 def _check_objective(config: TrainConfig) -> None:

@@ -1,71 +1,53 @@
 """Settings of `composer_packing.prepare`. A source of texts in a YAML file has some of them, with the same defaults."""
 
 import os
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
 from composer_packing.common.errors import ConfigError
+from composer_packing.config.limits import OneOf, Range, check_limits
 
-ON_ERROR = ("stop", "skip")
-"""What happens at a record that cannot be read."""
-
-DOCUMENT_PER = ("file", "blank_line")
-"""What a document of plain text is."""
-
-LONG = ("keep", "cut", "chunk", "split")
-"""What happens to a document that is longer than `max_seq_len`."""
-
-
-def _setting(default: Any, text: str, choices: tuple[str, ...] | None = None) -> Any:
-    return field(default=default, metadata={"help": text, "choices": choices})
+Share = Annotated[float, Range(above=0, below=1)]
+OnError = Annotated[str, OneOf(("stop", "skip"))]
+DocumentPer = Annotated[str, OneOf(("file", "blank_line"))]
+Long = Annotated[str, OneOf(("keep", "cut", "chunk", "split"))]
 
 
 @dataclass(frozen=True)
 class PrepareConfig:
-    """How records of files become documents in shards. The text next to each setting is the help of the command.
+    """How records of files become documents in shards. The text at each setting is the help of the command.
+
+    Attributes:
+        keep_blank: keep texts of spaces only, which are an error otherwise. The built-in corpus has some. The command
+            has no such option.
 
     Raises:
         ConfigError: a value is not allowed, or two values contradict each other.
     """
 
-    examples: bool = _setting(
-        False, "records are examples for fine-tuning: prompt and response, or messages; shards get a loss mask"
-    )
-    val_share: float = _setting(0.01, "share of the documents that is held out, chosen by a hash of each")
-    text_field: str = _setting("text", "field or column with the text, in JSON lines, Parquet and data sets")
-    document_per: str = _setting(
-        "file", "a document of a .txt is the file, or the lines between blank ones", DOCUMENT_PER
-    )
-    long: str = _setting(
-        "keep",
+    examples: Annotated[
+        bool, "records are examples for fine-tuning: prompt and response, or messages; shards get a loss mask"
+    ] = False
+    val_share: Annotated[Share, "share of the documents that is held out, chosen by a hash of each"] = 0.01
+    text_field: Annotated[str, "field or column with the text, in JSON lines, Parquet and data sets"] = "text"
+    document_per: Annotated[DocumentPer, "a document of a .txt is the file, or the lines between blank lines"] = "file"
+    long: Annotated[
+        Long,
         "a document longer than max_seq_len is kept whole; cut at that length; chunked into documents with special "
         "tokens of their own; or split into documents without them, as training would do",
-        LONG,
+    ] = "keep"
+    max_seq_len: Annotated[int | None, "tokens that a document has at most, unless it is kept whole"] = None
+    on_error: Annotated[OnError, "at a record that cannot be read: stop, or skip and count it"] = "stop"
+    processes: Annotated[int, Range(at_least=1), "processes that share the work, one per core"] = field(
+        default_factory=lambda: len(os.sched_getaffinity(0))
     )
-    max_seq_len: int | None = _setting(None, "tokens that a document has at most, unless it is kept whole")
-    on_error: str = _setting("stop", "at a record that cannot be read: stop, or skip and count it", ON_ERROR)
-    processes: int = field(
-        default_factory=lambda: len(os.sched_getaffinity(0)),
-        metadata={"help": "processes that share the work, one per core", "choices": None},
-    )
-
-    keep_blank: bool = field(default=False, metadata={"choices": None})
-    """Keep texts of spaces only, which are an error otherwise. The built-in corpus has some. The command has no such
-    option."""
+    keep_blank: bool = False
 
     def __post_init__(self) -> None:
-        for setting in fields(self):
-            choices, value = setting.metadata["choices"], getattr(self, setting.name)
-            if choices is not None and value not in choices:
-                raise ConfigError(f"{setting.name}={value}: must be one of {', '.join(choices)}")
-        if not 0 < self.val_share < 1:
-            raise ConfigError(f"val_share={self.val_share}: must lie above 0 and below 1")
-        if self.processes < 1:
-            raise ConfigError(f"processes={self.processes}: must be at least 1")
+        check_limits(self)
         if self.long == "keep" and self.max_seq_len is not None:
-            choices = ", ".join(LONG[1:])
             raise ConfigError(
-                f"max_seq_len={self.max_seq_len}: long=keep leaves documents whole; choose one of {choices}"
+                f"max_seq_len={self.max_seq_len}: long=keep leaves documents whole; choose cut, chunk or split"
             )
         if self.long != "keep" and self.max_seq_len is None:
             raise ConfigError(f"long={self.long}: needs max_seq_len; set it")

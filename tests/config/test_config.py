@@ -192,9 +192,9 @@ STREAM = ["data.docs=null", "data.streaming.streams.a.local=x"]
     [
         ([*TEXT, "data.text.train=[]"], "data.text.train=[]: give at least one file or folder"),
         ([*TEXT, "data.text.val=[]"], "data.text.val=[]: give at least one file or folder"),
-        ([*TEXT, "data.text.document_per=line"], "data.text.document_per=line: must be one of file, blank_line"),
-        ([*JSONL, "data.jsonl.val_share=1"], "data.jsonl.val_share=1.0: must lie above 0 and below 1"),
-        ([*JSONL, "data.jsonl.on_error=pass"], "data.jsonl.on_error=pass: must be one of stop, skip"),
+        ([*TEXT, "data.text.document_per=line"], "data.text.document_per=line: must be file or blank_line"),
+        ([*JSONL, "data.jsonl.val_share=1"], "data.jsonl.val_share=1.0: must be above 0 and below 1"),
+        ([*JSONL, "data.jsonl.on_error=pass"], "data.jsonl.on_error=pass: must be stop or skip"),
         (JSONL[:2], "data.jsonl.tokenizer is missing; set it in the file or as data.jsonl.tokenizer=VALUE"),
         (
             [*JSONL, "objective=sft", "model.causal=true"],
@@ -203,7 +203,7 @@ STREAM = ["data.docs=null", "data.streaming.streams.a.local=x"]
         (["data.docs=null", "data.mds.train=x"], "data.mds.folder is missing"),
         (
             ["data.docs=null", "data.mds.folder=x", "data.mds.bytes_dtype=float32"],
-            "bytes_dtype=float32: must be an int",
+            "data.mds.bytes_dtype=float32: must be uint8, uint16, uint32, uint64, int8",
         ),
         (["data.docs=null", "data.streaming.column=x"], "data.streaming.streams={}: give at least one"),
         ([*STREAM, "data.streaming.streams.a.choose=0"], "data.streaming.streams.a.choose=0: must be above 0"),

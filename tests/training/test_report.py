@@ -53,7 +53,7 @@ def test_the_start_says_what_will_be_trained_and_for_how_long() -> None:
     ]
 
 
-def test_the_start_says_what_is_predicted_and_where_weights_come_from() -> None:
+def test_the_start_says_what_is_predicted_and_where_it_starts_from() -> None:
     documents = documents_of(60)
     model = ModernBertConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, causal=True)
     config = config_of(objective="sft", model=model, load_path="runs/a.pt", load_weights_only=True)

@@ -7,15 +7,15 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_type_hints
 
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from composer_packing.common.addresses import is_address
 from composer_packing.common.errors import ConfigError, join_lines
 from composer_packing.common.folders import build_once
+from composer_packing.config.limits import OneOf, limited_keys
 from composer_packing.config.prepare import PrepareConfig
 from composer_packing.data.prepare.files import EXAMPLE_SUFFIXES, SUFFIXES, check_apart, find_files
 from composer_packing.data.prepare.pipeline import SPLITS, write_shards
@@ -30,8 +30,13 @@ from composer_packing.data.tokenizer import (
     train_tokenizer,
 )
 
-SETTINGS = [setting for setting in fields(PrepareConfig) if "help" in setting.metadata]
-"""Settings that are options of the command."""
+HELP = {
+    name: text
+    for name, hint in get_type_hints(PrepareConfig, include_extras=True).items()
+    for text in getattr(hint, "__metadata__", ())
+    if isinstance(text, str)
+}
+"""Settings that are options of the command, and what their help says."""
 
 
 def main(arguments: list[str]) -> int:
@@ -63,7 +68,7 @@ def prepare(options: argparse.Namespace) -> dict[str, Any]:
         ConfigError: an option is not allowed, an input cannot be read, or the folder exists already.
         OSError: the folder cannot be made or written.
     """
-    settings = PrepareConfig(**{setting.name: getattr(options, setting.name) for setting in SETTINGS})
+    settings = PrepareConfig(**{name: getattr(options, name) for name in HELP})
     suffixes = EXAMPLE_SUFFIXES if settings.examples else SUFFIXES
     train = find_files(options.inputs, suffixes)
     val = find_files(options.val, suffixes) if options.val else []
@@ -156,13 +161,14 @@ def _parser() -> argparse.ArgumentParser:
     held_out = parser.add_mutually_exclusive_group()
     held_out.add_argument("--val", nargs="+", metavar="INPUT", help="documents to evaluate on, instead of a share")
     defaults = PrepareConfig()
-    for setting in SETTINGS:
-        group, default = held_out if setting.name == "val_share" else parser, getattr(defaults, setting.name)
-        how: dict[str, Any] = {"default": default, "help": setting.metadata["help"]}
+    choices = {key.name: key.limit.choices for key in limited_keys(defaults) if isinstance(key.limit, OneOf)}
+    for name, text in HELP.items():
+        default: Any = getattr(defaults, name)
+        how: dict[str, Any] = {"default": default, "help": text}
         if default is False:
             how["action"] = "store_true"
         else:
-            how |= {"type": int if default is None else type(default), "choices": setting.metadata["choices"]}
+            how |= {"type": int if default is None else type(default), "choices": choices.get(name)}
             how["help"] += "" if default is None else f" (default: {default})"
-        group.add_argument(f"--{setting.name.replace('_', '-')}", **how)
+        (held_out if name == "val_share" else parser).add_argument(f"--{name.replace('_', '-')}", **how)
     return parser
