@@ -1,4 +1,8 @@
-"""Compiled loops that copy documents: from a source batch into the waiting buffer, and from old into new arrays."""
+"""Compiled loops that copy documents: from a source batch into the waiting buffer, and from old into new arrays.
+
+A call of compiled code is given plain arrays and tuples, and gives plain tuples. With a NamedTuple instead, each call
+would take some microseconds longer. The functions around the compiled code add and take off the names.
+"""
 
 from typing import Any, NamedTuple
 
@@ -93,7 +97,6 @@ class Appended(NamedTuple):
     order: NDArray[np.int64]
 
 
-@compiled
 def append_documents(
     tokens: NDArray[np.integer[Any]],
     lengths: NDArray[np.int64],
@@ -118,31 +121,64 @@ def append_documents(
         longest_document: tokens of the longest document or piece that may be entered.
         kept_of_over_long: how many tokens are kept of a document that is longer; they are cut into pieces.
     """
+    measured, entered, longer_order = _append_documents(
+        tokens,
+        lengths,
+        numbers,
+        loss_mask,
+        free.tokens,
+        free.loss_mask,
+        free.table,
+        order,
+        tuple(first),
+        longest_document,
+        kept_of_over_long,
+    )
+    return Appended(Measured(*measured), Entered(*entered), longer_order)
+
+
+@compiled
+def _append_documents(
+    tokens: NDArray[np.integer[Any]],
+    lengths: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    loss_mask: LossMask,
+    to: Tokens,
+    loss_mask_to: LossMask,
+    table: DocumentTable,
+    order: NDArray[np.int64],
+    first: tuple[int, ...],
+    longest_document: int,
+    kept_of_over_long: int,
+) -> tuple[tuple[Any, ...], tuple[int, ...], NDArray[np.int64]]:
+    """Give the fields of `Measured` and `Entered`, and the waiting order."""
     total = shortest = longest = 0
     for length in lengths:
         total += length
         shortest = min(shortest, length)
         longest = max(longest, length)
-    smallest_id = largest_id = 0
-    entered = Entered(0, 0, longest_document, 0, 0, 0)
+    smallest_id = largest_id = np.int64(0)
+    arrival = Arrival(*first)
+    entered: tuple[int, ...] = (0, 0, longest_document, 0, 0, 0)
     # The bound on the longest document makes sure that the sum has not wrapped around.
     if shortest == 0 and longest <= len(tokens) and total == len(tokens):
-        smallest_id, largest_id = _copy_tokens(tokens, free.tokens)
-        free.loss_mask[:] = loss_mask
-        entered = _enter(tokens, lengths, numbers, loss_mask, free.table, first, longest_document, kept_of_over_long)
-    longer_order = np.concatenate((order, np.arange(first.table_index, first.table_index + entered.documents)))
-    return Appended(Measured(total, shortest, longest, smallest_id, largest_id), entered, longer_order)
+        smallest_id, largest_id = _copy_and_measure(tokens, to)
+        copy_tokens(loss_mask, loss_mask_to)
+        entered = _enter(tokens, lengths, numbers, loss_mask, table, arrival, longest_document, kept_of_over_long)
+    num_entered = entered[0]
+    longer_order = np.concatenate((order, np.arange(arrival.table_index, arrival.table_index + num_entered)))
+    return (total, shortest, longest, smallest_id, largest_id), entered, longer_order
 
 
 @compiled
-def _copy_tokens(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[int, int]:
+def _copy_and_measure(tokens: NDArray[np.integer[Any]], to: Tokens) -> tuple[Any, Any]:
     """Copy tokens to an array of the same length, and give the smallest and the largest id."""
-    smallest = largest = 0
+    smallest = largest = np.int64(0)
     if len(tokens):
-        smallest = largest = int(np.int64(tokens[0]))
+        smallest = largest = np.int64(tokens[0])
     # One loop over the tokens instead of three.
     for i in range(len(to)):
-        token = int(np.int64(tokens[i]))
+        token = np.int64(tokens[i])
         smallest = min(smallest, token)
         largest = max(largest, token)
         to[i] = tokens[i]
@@ -159,8 +195,8 @@ def _enter(
     first: Arrival,
     longest_document: int,
     kept_of_over_long: int,
-) -> Entered:
-    """Enter the documents of a source batch into the table, long ones in pieces. Arguments as in `append_documents`."""
+) -> tuple[int, ...]:
+    """Enter the documents of a source batch into the table, long ones in pieces, and give the fields of `Entered`."""
     documents = kept = over_long = without_targets = tokens_without_targets = 0
     shortest = longest_document
     at = 0
@@ -191,10 +227,9 @@ def _enter(
             documents += 1
         kept += end
         at += lengths[i]
-    return Entered(documents, kept, shortest, over_long, without_targets, tokens_without_targets)
+    return documents, kept, shortest, over_long, without_targets, tokens_without_targets
 
 
-@compiled
 def copy_documents(documents: DocumentArrays, order: NDArray[np.int64], to: DocumentArrays) -> None:
     """Copy documents to the start of other arrays, one after another.
 
@@ -203,11 +238,31 @@ def copy_documents(documents: DocumentArrays, order: NDArray[np.int64], to: Docu
         order: int64 `(documents,)`, indices into the table, in the order to copy.
         to: where to copy to; large enough.
     """
+    _copy_documents(documents.tokens, documents.loss_mask, documents.table, order, to.tokens, to.loss_mask, to.table)
+
+
+@compiled
+def copy_tokens(tokens: NDArray[np.integer[Any]], to: NDArray[np.integer[Any]]) -> None:
+    """Copy to an array of the same length. This loop was measured to be 20 to 40 times as fast as `to[:] = tokens`."""
+    for i in range(len(to)):
+        to[i] = tokens[i]
+
+
+@compiled
+def _copy_documents(
+    tokens: Tokens,
+    loss_mask: LossMask,
+    table: DocumentTable,
+    order: NDArray[np.int64],
+    tokens_to: Tokens,
+    loss_mask_to: LossMask,
+    table_to: DocumentTable,
+) -> None:
     end = 0
     for i in range(len(order)):
-        start, length = documents.table[order[i]].start, documents.table[order[i]].length
-        to.tokens[end : end + length] = documents.tokens[start : start + length]
-        to.loss_mask[end : end + length] = documents.loss_mask[start : start + length]
-        to.table[i] = documents.table[order[i]]
-        to.table[i].start = end
+        start, length = table[order[i]].start, table[order[i]].length
+        copy_tokens(tokens[start : start + length], tokens_to[end : end + length])
+        copy_tokens(loss_mask[start : start + length], loss_mask_to[end : end + length])
+        table_to[i] = table[order[i]]
+        table_to[i].start = end
         end += length

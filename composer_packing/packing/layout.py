@@ -6,16 +6,17 @@ Four documents in waiting order, and the row that the strategy has chosen for ea
     row           1   -   1   0      -->    row 1   aaac        b found no row and waits
 
 Laying out looks at lengths only. Filling the rows then copies each token once. Both are compiled and release the
-interpreter's lock.
+interpreter's lock. As in `ingest`, calls of compiled code are given plain arrays and give plain tuples.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing.common.jit import compiled
-from composer_packing.packing.document_table import NO_ROW, DocumentArrays, DocumentTable
+from composer_packing.packing.document_table import NO_ROW, DocumentArrays, DocumentTable, Tokens
+from composer_packing.packing.ingest import copy_tokens
 
 
 class Layout(NamedTuple):
@@ -47,7 +48,6 @@ class Layout(NamedTuple):
     displacement: int
 
 
-@compiled
 def lay_out(
     table: DocumentTable,
     order: NDArray[np.int64],
@@ -66,6 +66,19 @@ def lay_out(
         batch: batches packed so far.
         emitted: documents placed so far.
     """
+    return Layout(*_lay_out(table, order, row_of, row_len, batch, emitted))
+
+
+@compiled
+def _lay_out(
+    table: DocumentTable,
+    order: NDArray[np.int64],
+    row_of: NDArray[np.int64],
+    row_len: int,
+    batch: int,
+    emitted: int,
+) -> tuple[Any, ...]:
+    """Give the fields of `Layout`."""
     rows = 0
     for row in row_of:
         rows = max(rows, row + 1)
@@ -93,7 +106,7 @@ def lay_out(
             max_seqlen[row] = max(max_seqlen[row], row_len - end)
             segments[row] += 1
         entry += 1
-    return Layout(
+    return (
         documents,
         first,
         num_documents,
@@ -131,7 +144,6 @@ def _sort_by_row(
     return documents, first, left
 
 
-@compiled
 def fill_rows(
     documents: DocumentArrays,
     layout: Layout,
@@ -148,11 +160,26 @@ def fill_rows(
         input_ids: int64 `(rows, row_len)`, written whole.
         attention_mask: int64 `(rows, row_len)`, written whole: 1 for a document's token, 0 for padding.
     """
+    _fill_rows(
+        documents.tokens, documents.table, layout.documents, layout.first, pad_token_id, input_ids, attention_mask
+    )
+
+
+@compiled
+def _fill_rows(
+    tokens: Tokens,
+    table: DocumentTable,
+    placed: NDArray[np.int64],
+    first: NDArray[np.int64],
+    pad_token_id: int,
+    input_ids: NDArray[np.int64],
+    attention_mask: NDArray[np.int64],
+) -> None:
     for row in range(len(input_ids)):
         at = 0
-        for document in documents.table[layout.documents[layout.first[row] : layout.first[row + 1]]]:
+        for document in table[placed[first[row] : first[row + 1]]]:
             start, end = document.start, at + document.length
-            input_ids[row, at:end] = documents.tokens[start : start + document.length]
+            copy_tokens(tokens[start : start + document.length], input_ids[row, at:end])
             at = end
         input_ids[row, at:] = pad_token_id
         attention_mask[row, :at] = 1

@@ -19,13 +19,13 @@ writes a few slots too many. What follows the document, another document or padd
 
 import operator
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing.common.jit import compiled
-from composer_packing.packing.document_table import BLOCK, DocumentArrays, Tokens
+from composer_packing.packing.document_table import BLOCK, DocumentArrays, DocumentTable, Tokens
 from composer_packing.packing.layout import Layout
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -87,31 +87,34 @@ def _write_masked(
 
 @compiled
 def _fill_masked(
-    documents: DocumentArrays,
-    layout: Layout,
+    tokens: Tokens,
+    table: DocumentTable,
+    placed: NDArray[np.int64],
+    first: NDArray[np.int64],
     pad_token: int,
     seed: np.uint64,
-    rule: MaskRule,
+    rule_values: tuple[Any, ...],
     input_ids: NDArray[np.int64],
     labels: NDArray[np.int64],
     attention_mask: NDArray[np.int64],
 ) -> NDArray[np.int64]:
     """Write the rows, masked, and give the number of targets of each row."""
+    rule = MaskRule(*rule_values)
     rows, row_len = input_ids.shape
     ids, targets = input_ids.reshape(-1), labels.reshape(-1)
     num_targets = np.zeros(rows, np.int64)
     for row in range(rows):
         begin, end = row * row_len, (row + 1) * row_len
         at = begin
-        for i in range(layout.first[row], layout.first[row + 1]):
-            document = documents.table[layout.documents[i]]
+        for i in range(first[row], first[row + 1]):
+            document = table[placed[i]]
             state = _mix(seed + _STEP)
             state = _mix(state + np.uint64(document.epoch) * _STEP)
             state = _mix(state + np.uint64(document.number) * _STEP)
             state += np.uint64(document.position + 1) * _STEP
             to = min(at + (document.length + BLOCK - 1) // BLOCK * BLOCK, len(ids))
-            tokens = documents.tokens[document.start : document.start + to - at]
-            _write_masked(tokens, state, rule, ids[at:to], targets[at:to])
+            source = tokens[document.start : document.start + to - at]
+            _write_masked(source, state, rule, ids[at:to], targets[at:to])
             at += document.length
         ids[at:end] = pad_token
         targets[at:end] = rule.ignore_index
@@ -198,6 +201,15 @@ class KeyedMasking:
         hidden, swapped, chosen = (round(share * mask_prob * 2**32) for share in (0.8, 0.9, 1.0))
         rule = MaskRule(hidden, swapped, chosen, mask_token, self._special, self._words, ignore_index)
         targets: NDArray[np.int64] = _fill_masked(
-            documents, layout, pad_token, np.uint64(self.seed), rule, input_ids, labels, attention_mask
+            documents.tokens,
+            documents.table,
+            layout.documents,
+            layout.first,
+            pad_token,
+            np.uint64(self.seed),
+            tuple(rule),
+            input_ids,
+            labels,
+            attention_mask,
         )
         return targets

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from composer_packing.common.jit import compiled
-from composer_packing.packing.document_table import NO_TOKEN, DocumentArrays, LossMask, Tokens
+from composer_packing.packing.document_table import NO_TOKEN, DocumentArrays, DocumentTable, LossMask, Tokens
+from composer_packing.packing.ingest import copy_tokens
 from composer_packing.packing.layout import Layout
 
 
-@compiled
 def write_next_tokens(
     documents: DocumentArrays, layout: Layout, ignore_index: int, labels: NDArray[np.int64]
 ) -> NDArray[np.int64]:
@@ -34,20 +34,31 @@ def write_next_tokens(
     Returns:
         int64 `(rows,)`: targets of each row.
     """
+    return _write_next_tokens(*documents, layout.documents, layout.first, ignore_index, labels)
+
+
+@compiled
+def _write_next_tokens(
+    tokens: Tokens,
+    loss_mask: LossMask,
+    table: DocumentTable,
+    placed: NDArray[np.int64],
+    first: NDArray[np.int64],
+    ignore_index: int,
+    labels: NDArray[np.int64],
+) -> NDArray[np.int64]:
     num_targets = np.zeros(len(labels), np.int64)
     for row in range(len(labels)):
         row_labels = labels[row]
         at = targets = 0
-        for document in documents.table[layout.documents[layout.first[row] : layout.first[row + 1]]]:
+        for document in table[placed[first[row] : first[row + 1]]]:
             start, end = document.start + 1, document.start + document.length
             last = at + document.length - 1
-            if len(documents.loss_mask) == 0:
-                row_labels[at:last] = documents.tokens[start:end]
+            if len(loss_mask) == 0:
+                copy_tokens(tokens[start:end], row_labels[at:last])
                 targets += document.length - 1
             else:
-                targets += _write_targets(
-                    documents.tokens[start:end], documents.loss_mask[start:end], ignore_index, row_labels[at:last]
-                )
+                targets += _write_targets(tokens[start:end], loss_mask[start:end], ignore_index, row_labels[at:last])
             has_next = document.next_token != NO_TOKEN
             row_labels[last] = document.next_token if has_next else ignore_index
             targets += has_next
