@@ -142,16 +142,16 @@ def _in_words(duration: Duration) -> str:
     return f"{duration.count:,} {UNITS[duration.unit].word}"
 
 
-def finished_line(config: TrainConfig, goes_on: bool, loss: float | None = None) -> str:
+def finished_line(config: TrainConfig, resumes_own_run: bool, loss: float | None = None) -> str:
     """Say that there is nothing left to do, and what the user can do instead.
 
     Args:
         config: the run; its `load_path` is the checkpoint that it started from.
-        goes_on: the checkpoint is the last one of this run, and not one that the user named.
+        resumes_own_run: the checkpoint is the last one of this run, and not one that the user named.
         loss: evaluation loss, in nats per target, if the evaluation was all that was left to do.
     """
     evaluated = "" if loss is None else f"evaluation loss      {loss:.3f}\n"
-    if not goes_on:
+    if not resumes_own_run:
         other = "a longer max_duration continues from there, load_weights_only=true starts again with its weights"
     elif is_address(config.save_folder):
         other = "another run_name trains from the beginning"

@@ -353,7 +353,7 @@ def test_what_is_wrong_with_loss_masks_is_one_line(written: Path, tmp_path: Path
             "/train: loss_mask of sample 0 has 2 values for 3 tokens; write the shards again",
         ),
         ("two", ([5, 6, 7], [0, 1, 2]), "/train: loss_mask holds other values than 0 and 1; write the shards again"),
-        ("none", ([5, 6, 7], [1, 0, 0]), "documents to evaluate on: epoch 0: every document was dropped: 0 are longer"),
+        ("none", ([5, 6, 7], [1, 0, 0]), "held-out documents: epoch 0: every document was dropped: 0 are longer"),
     ):
         for split in ("train", "val"):
             write_examples(tmp_path / name, split, [example] * 3)

@@ -384,7 +384,7 @@ def test_a_fingerprint_tells_other_documents_and_other_bounds_between_them(
 def test_what_the_tokenizer_makes_nothing_of_is_told_or_skipped(tmp_path: Path, new_folder: Callable[[], Path]) -> None:
     nothing = word_tokenizer(special=False, normalizer=normalizers.Replace(Regex("x"), ""))
     train, val = jsonl(tmp_path / "a.jsonl", ["w0", "xx", "w1 w2"]), jsonl(tmp_path / "val.jsonl", ["w0"])
-    with pytest.raises(ConfigError, match=r"a\.jsonl:2: no token \('xx'\); leave out"):
+    with pytest.raises(ConfigError, match=r"a\.jsonl:2: no token \('xx'\); leave the text out"):
         write_shards(new_folder(), [train], [val], PrepareConfig(processes=1), nothing)
     folder = new_folder()
     stats = write_shards(folder, [train], [val], PrepareConfig(processes=1, on_error="skip"), nothing)

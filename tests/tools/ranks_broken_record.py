@@ -19,8 +19,8 @@ reads = 0
 def broken(self: MdsDocuments, indices: Sequence[int] | NDArray[np.int64]) -> Any:
     global reads
     reads += len(indices)
-    if dist.get_global_rank() == 1 and reads >= 500:
-        raise OSError("record 500 cannot be read")
+    if dist.get_global_rank() == 1 and reads >= 1500:  # after those that are read as a sample before training
+        raise OSError("record 1500 cannot be read")
     return read(self, indices)
 
 

@@ -124,13 +124,13 @@ def test_the_end_says_what_was_trained_on_and_how() -> None:
 def test_a_finished_or_stopped_run_says_how_to_continue() -> None:
     config = TrainConfig(run_name="a", save_folder="runs/a", load_path="old.pt", max_duration="9ba")
     line = "finished   old.pt has reached max_duration=9ba; "
-    assert finished_line(config, goes_on=True) == (
+    assert finished_line(config, resumes_own_run=True) == (
         f"{line}another run_name or save_overwrite=true trains from the beginning"
     )
-    assert finished_line(replace(config, save_folder="s3://runs/a"), goes_on=True, loss=4.5) == (
+    assert finished_line(replace(config, save_folder="s3://runs/a"), resumes_own_run=True, loss=4.5) == (
         f"evaluation loss      4.500\n{line}another run_name trains from the beginning"
     )
-    assert finished_line(config, goes_on=False) == (
+    assert finished_line(config, resumes_own_run=False) == (
         f"{line}a longer max_duration continues from there, load_weights_only=true starts again with its weights"
     )
     stopped = "stopped    by SIGTERM after batch "

@@ -179,7 +179,7 @@ def test_a_record_one_rank_cannot_read_ends_both_with_the_error(two_ranks: Done,
         *(f"data.cache_folder={cache}", f"save_folder={cache}/{{run_name}}"),
     )
     assert done.code != 0
-    assert "OSError: record 500 cannot be read" in done.out, "the launcher shows there what a failed rank printed"
+    assert "OSError: record 1500 cannot be read" in done.out, "the launcher shows there what a failed rank printed"
     assert time.monotonic() - started < 200, "well below the five minutes after which a collective gives up"
 
 

@@ -24,7 +24,7 @@ COUNTS = ("given", "long", "tokens_cut_off", "dropped")
 
     given           documents or examples, before any is cut, divided or dropped
     long            how many of them are longer than max_seq_len
-    tokens_cut_off  tokens that cutting takes off the end of those that are kept
+    tokens_cut_off  tokens cut off the end of those that are kept
     dropped         examples in which nothing is to be learned, after cutting
 """
 
@@ -87,12 +87,12 @@ def record_groups(files: Sequence[Path], val_share: float, settings: PrepareConf
     yield RecordGroup(records, val_share, bytes_before)
 
 
-class _Made(NamedTuple):
-    """Documents made of texts or examples. `data`, `lengths` and `loss_mask` are those of `GroupDocuments`.
+class _Documents(NamedTuple):
+    """Documents of texts or examples. `data`, `lengths` and `loss_mask` are those of `GroupDocuments`.
 
     Attributes:
-        documents: int64 `(records,)`, how many documents each gives; 0 if nothing in an example is to be learned.
-        full_lengths: int64 `(records,)`, items of each before cutting.
+        documents: int64 `(records,)`, how many documents a record gives; 0 if nothing in an example is to be learned.
+        full_lengths: int64 `(records,)`, items of a record before cutting.
     """
 
     data: NDArray[Any]
@@ -113,7 +113,7 @@ class RecordTokenizer:
     def __init__(self, settings: PrepareConfig, tokenizer: TextTokenizer | None) -> None:
         self._settings, self._tokenizer, self._long = settings, tokenizer, settings.long
         self._max_seq_len = settings.max_seq_len or np.iinfo(np.int64).max
-        self._tokenize_examples = ExampleTokenizer(tokenizer.named) if settings.examples and tokenizer else None
+        self._example_tokenizer = ExampleTokenizer(tokenizer.named) if settings.examples and tokenizer else None
 
     def __call__(self, group: RecordGroup) -> GroupDocuments:
         """The documents of a group."""
@@ -122,20 +122,20 @@ class RecordTokenizer:
         problems: list[Problem] = []
         repaired = Counter[str]()
         for record in group.records:
-            content = record if isinstance(record, Problem) else self._content(record, repaired)
+            content = record if isinstance(record, Problem) else self._parse(record, repaired)
             if isinstance(content, Problem):
                 problems.append(content)
             elif content is not None:
                 assert isinstance(record, Raw)
                 records.append(record)
                 contents.append(content)
-        if self._tokenize_examples is None:
-            made, keys = self._documents(contents), contents
+        if self._example_tokenizer is None:
+            made, keys = self._tokenize_texts(contents), contents
         else:
-            made, keys = self._examples(records, contents, problems)
+            made, keys = self._tokenize_examples(records, contents, problems)
         of_record = np.repeat(np.arange(len(keys)), made.documents)
         for number in of_record[made.lengths == 0].tolist():
-            value, cure = f"{contents[number]!r:.60}", "leave out what the tokenizer makes nothing of"
+            value, cure = f"{contents[number]!r:.60}", "leave the text out"
             problems.append(Problem.at(_where(records[number]), "no token", value, cure))
         in_val = np.fromiter((held_out(key, group.val_share) for key in keys), np.bool_, len(keys))
         has_tokens = made.lengths > 0
@@ -150,27 +150,27 @@ class RecordTokenizer:
             group.size,
         )
 
-    def _content(self, record: Raw, repaired: Counter[str]) -> Any:
-        if self._tokenize_examples is None:
+    def _parse(self, record: Raw, repaired: Counter[str]) -> Any:
+        if self._example_tokenizer is None:
             return text_of(record, self._settings.text_field, repaired, self._settings.keep_blank)
         return example_of(record, repaired)
 
-    def _documents(self, texts: Sequence[str]) -> _Made:
+    def _tokenize_texts(self, texts: Sequence[str]) -> _Documents:
         if self._tokenizer is None:
             encoded = [text.encode() for text in texts]
             lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-            return _Made(np.frombuffer(b"".join(encoded), np.uint8), lengths, np.ones_like(lengths), lengths)
+            return _Documents(np.frombuffer(b"".join(encoded), np.uint8), lengths, np.ones_like(lengths), lengths)
         if self._long in ("cut", "chunk"):
-            return self._pieces_with_special_tokens(self._tokenizer, texts)
+            return self._cut_with_special_tokens(self._tokenizer, texts)
         tokens, full_lengths = self._tokenizer(texts)
         if self._long == "keep":
-            return _Made(tokens, full_lengths, np.ones_like(full_lengths), full_lengths)
+            return _Documents(tokens, full_lengths, np.ones_like(full_lengths), full_lengths)
         pieces = np.maximum(-(-full_lengths // self._max_seq_len), 1)
         lengths = np.full(pieces.sum(), self._max_seq_len)
         lengths[np.cumsum(pieces) - 1] = full_lengths - (pieces - 1) * self._max_seq_len
-        return _Made(tokens, lengths, pieces, full_lengths)
+        return _Documents(tokens, lengths, pieces, full_lengths)
 
-    def _pieces_with_special_tokens(self, tokenizer: TextTokenizer, texts: Sequence[str]) -> _Made:
+    def _cut_with_special_tokens(self, tokenizer: TextTokenizer, texts: Sequence[str]) -> _Documents:
         pieces = tokenizer.tokenize_in_pieces(texts, self._max_seq_len)
         special = tokenizer.num_special_tokens
         full_lengths = [sum(map(len, of_text)) - (len(of_text) - 1) * special for of_text in pieces]
@@ -179,43 +179,43 @@ class RecordTokenizer:
         ids = [piece for of_text in pieces for piece in of_text]
         tokens, lengths = concatenate_ids("input_ids", ids, tokenizer.vocab_size)
         documents = np.fromiter(map(len, pieces), np.int64, len(pieces))
-        return _Made(tokens, lengths, documents, np.array(full_lengths, np.int64))
+        return _Documents(tokens, lengths, documents, np.array(full_lengths, np.int64))
 
-    def _examples(
+    def _tokenize_examples(
         self, records: Sequence[Raw], examples: Sequence[Mapping[str, Any]], problems: list[Problem]
-    ) -> tuple[_Made, list[str]]:
-        """Documents of those that are examples, and their keys. Why the others are not is added to `problems`."""
+    ) -> tuple[_Documents, list[str]]:
+        """Documents of all examples that are sound, and their keys. The reasons of the others go into `problems`."""
         assert self._tokenizer is not None
-        tokenized = self._tokenized(records, examples)
+        tokenized = self._examples_or_problems(records, examples)
         problems += [one for one in tokenized if isinstance(one, Problem)]
         good = [
             (example, one) for example, one in zip(examples, tokenized, strict=True) if not isinstance(one, Problem)
         ]
         full_lengths = np.fromiter((len(one["input_ids"]) for _, one in good), np.int64, len(good))
         cut = [{name: values[: self._max_seq_len] for name, values in one.items()} for _, one in good]
-        # Nothing comes before a first token, so that no position predicts it.
+        # Nothing comes before the first token of an example, so no position predicts it.
         is_kept = np.fromiter((one["loss_mask"][1:].any() for one in cut), np.bool_, len(cut))
         kept = [one for one, is_it in zip(cut, is_kept, strict=True) if is_it]
         tokens, lengths = concatenate_ids("input_ids", [one["input_ids"] for one in kept], self._tokenizer.vocab_size)
         loss_mask = concatenate_loss_masks([one["loss_mask"] for one in kept], lengths)
-        made = _Made(tokens, lengths, is_kept.astype(np.int64), full_lengths, loss_mask)
+        made = _Documents(tokens, lengths, is_kept.astype(np.int64), full_lengths, loss_mask)
         return made, [example_key(example) for example, _ in good]
 
-    def _tokenized(
+    def _examples_or_problems(
         self, records: Sequence[Raw], examples: Sequence[Mapping[str, Any]]
     ) -> list[dict[str, Any] | Problem]:
-        """All of them at once. Only if one is wrong, one by one, to tell which."""
-        assert self._tokenize_examples is not None
+        """Tokenize all examples at once. If one of them is wrong, tokenize them one by one, to find out which."""
+        assert self._example_tokenizer is not None
         try:
-            return list(self._tokenize_examples(examples))
+            return list(self._example_tokenizer(examples))
         except (TypeError, ValueError) as error:
             if len(examples) == 1:
                 reason = "not an example"
                 message = join_lines(str(error).removeprefix("example 0: "))
                 return [Problem(reason, f"{_where(records[0])}: {reason}: {message}")]
-        return [self._tokenized([record], [one])[0] for record, one in zip(records, examples, strict=True)]
+        return [self._examples_or_problems([record], [one])[0] for record, one in zip(records, examples, strict=True)]
 
-    def _count(self, made: _Made, in_split: NDArray[np.bool_]) -> Counter[str]:
+    def _count(self, made: _Documents, in_split: NDArray[np.bool_]) -> Counter[str]:
         """Counts of the records of a split."""
         is_dropped = made.documents == 0
         excess = np.maximum(made.full_lengths - self._max_seq_len, 0)
