@@ -109,7 +109,7 @@ def test_a_run_resumes_after_its_launcher_was_killed_or_told_to_end(two_ranks: D
             process.send_signal(sent)
             process.stderr.read()  # returns when the last process that holds it has ended
             out = process.stdout.read()
-            assert time.monotonic() - told < 100
+            assert time.monotonic() - told < 30
             assert process.wait(100) == ends_with
             assert re.search(r"stopped    by SIGTERM after batch \d+; the same command resumes from \S+.pt", out)
             assert ("resumed    after batch" in out) is resumed
