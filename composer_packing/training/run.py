@@ -43,7 +43,7 @@ def train(config: TrainConfig) -> int:
         ConfigError: a mistake that the user can fix.
     """
     device, precision = prepare_process(config)
-    folder = RunFolder(config)
+    folder = RunFolder(config)  # holds the lock until this function returns
     config, checkpoint = folder.config, folder.read_checkpoint()
     if checkpoint is not None and checkpoint.is_end_of(config):
         print_on_first_rank(finished_line(config, folder.resumes_own_run))
@@ -51,7 +51,7 @@ def train(config: TrainConfig) -> int:
     data = open_source(config)
     if checkpoint is not None:
         checkpoint.check_tokenizer(data.tokenizer.text)
-    run = build_run(config, folder, data, device, precision)
+    run = build_run(config, data, device, precision)
     try:
         print_on_first_rank(
             start_lines(config, data, run.model, device, precision, dist.get_world_size(), run.clock.batch.value)
@@ -64,7 +64,7 @@ def train(config: TrainConfig) -> int:
             run.trainer.fit()
     finally:
         run.close()
-    return report_end(run, folder, loss_before)
+    return report_end(run, loss_before)
 
 
 @dataclass(frozen=True)
@@ -119,12 +119,11 @@ def prepare_process(config: TrainConfig) -> tuple[str, str]:
     return device.name, precision
 
 
-def build_run(config: TrainConfig, folder: RunFolder, data: TrainingData, device: str, precision: str) -> Run:
+def build_run(config: TrainConfig, data: TrainingData, device: str, precision: str) -> Run:
     """Build batches, model, callbacks and trainer; the trainer loads the checkpoint, if there is one.
 
     Args:
         config: the run, with its durations resolved.
-        folder: where its checkpoints are.
         data: the documents to train and to evaluate on.
         device: Composer's name of the device, cpu or gpu.
         precision: Composer's name of the precision.
@@ -163,12 +162,11 @@ def build_run(config: TrainConfig, folder: RunFolder, data: TrainingData, device
     return Run(config, model, batches, held_out, stopping, monitor, trainer)
 
 
-def report_end(run: Run, folder: RunFolder, loss_before: float | None) -> int:
+def report_end(run: Run, loss_before: float | None) -> int:
     """Print how the fit ended; returns the exit code.
 
     Args:
         run: the run, after it was closed.
-        folder: where its checkpoints are.
         loss_before: evaluation loss before the fit, in nats per target; None if the run resumed without an evaluation.
     """
     last = find_last_saved(run.config, run.trainer.saved_checkpoints, run.trainer.state.run_name)
