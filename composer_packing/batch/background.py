@@ -7,6 +7,8 @@ The thread puts items into a bounded queue, and the consumer takes them from it:
 
 - Thread and consumer wait on one condition variable. Neither polls.
 - An error of the iterable is raised again in the consumer, with its traceback.
+- An iterable may need to hear something of an item before it makes the next one, see `Answered`. The thread waits for
+  that answer.
 - Each item travels with a snapshot of the iterable, taken right after the item was made. The saved state therefore
   belongs to the last item that the consumer took, however far ahead the thread is.
 
@@ -22,11 +24,23 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from composer_packing.common.snapshots import Snapshot, snapshot_of
 
 Item = TypeVar("Item")
+
+
+@runtime_checkable
+class Answered(Protocol):
+    """An iterable that needs an answer to some of its items before it makes the next one."""
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether the item that was made last needs an answer."""
+
+    def take_answer(self, answer: Any) -> None:
+        """Take the answer to that item."""
 
 
 class BufferedIterable(Generic[Item]):
@@ -94,6 +108,13 @@ class BufferedIterable(Generic[Item]):
             if self._live is live and not thread.is_alive():  # another thread may have called iter() meanwhile
                 self._live = None
 
+    def answer(self, answer: Any) -> None:
+        """Answer the item that was taken last, for an `Answered` iterable."""
+        if self._live is not None:
+            self._live[0].answer(answer)
+        elif isinstance(self.iterable, Answered):
+            self.iterable.take_answer(answer)
+
     def snapshot(self) -> Snapshot | None:
         """Return the iterable's snapshot after the last item that was taken, or None if it has no `snapshot`."""
         return self._last_snapshot or snapshot_of(self.iterable)
@@ -148,6 +169,7 @@ class _Queue(Generic[Item]):
         self._ended = False  # set by the producer: no more items will come
         self._closed = False  # set by the consumer: no more items are wanted
         self._error: BaseException | None = None
+        self._answers: deque[Any] = deque(maxlen=1)  # an iterable that awaits no answer leaves it here
 
     def put(self, item: Item, snapshot: Snapshot | None) -> bool:
         """Wait for room, then add an item with its snapshot. Return False if the consumer wants no more items."""
@@ -172,6 +194,20 @@ class _Queue(Generic[Item]):
             finally:
                 self._error = None  # no local name: it would tie the error to its own traceback
 
+    def answer(self, answer: Any) -> None:
+        """Answer the item that the consumer took last."""
+        with self._changed:
+            self._answers.append(answer)
+            self._changed.notify_all()
+
+    def pass_answer_on(self, iterable: Answered) -> bool:
+        """Wait for an answer and give it to the iterable. Return False if the consumer wants no more items."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._answers)
+            if not self._closed:
+                iterable.take_answer(self._answers.popleft())
+            return not self._closed
+
     def end(self, error: BaseException | None) -> None:
         """Tell the consumer that no more items come, and the error if there was one."""
         with self._changed:
@@ -194,6 +230,8 @@ def _fill(iterable: Iterable[Item], queue: _Queue[Item]) -> None:
         with contextlib.closing(_each(iterable)) as items:  # the thread that ran the source also cleans it up
             for item in items:
                 if not queue.put(item, snapshot_of(iterable)):
+                    break
+                if isinstance(iterable, Answered) and iterable.awaits_answer and not queue.pass_answer_on(iterable):
                     break
     except BaseException as raised:  # of whatever kind: the consumer handles it
         _end_with_error(queue, raised)

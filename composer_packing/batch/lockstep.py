@@ -5,20 +5,27 @@ when one rank has no batch left, the batches that the other ranks have just hand
 beforehand. Before each batch, each rank tells the others whether it has one, and an epoch ends on all ranks after the
 same batch. Batches and documents that are left over come first in the next epoch.
 
-The only thing this file knows of packing is the counts in a batch.
+Ranks also tell each other what their batches held. A source with schedules follows the mean of all ranks, so that all
+ranks change the batch size and the mask ratio at the same batch.
+
+The only things this file knows of packing are the counts in a batch and `Scheduled`.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from typing import Any, Protocol, TypedDict, cast, runtime_checkable
 
 import torch
 from torch import distributed
 
 from composer_packing.batch.background import BufferedIterable
 from composer_packing.batch.contract import Batch, with_counts, with_equal_weights
-from composer_packing.batch.microbatches import get_num_targets_in_packed_batch
+from composer_packing.batch.microbatches import (
+    get_num_samples_in_packed_batch,
+    get_num_targets_in_packed_batch,
+    get_num_tokens_in_packed_batch,
+)
 from composer_packing.common.redealing import redeal_stage, stage_has_same_shares
 from composer_packing.common.snapshots import Snapshot, snapshot_of
 
@@ -54,6 +61,22 @@ class LockstepState(TypedDict):
     stream: EpochsState
 
 
+@runtime_checkable
+class Scheduled(Protocol):
+    """A source whose batches change with what has been packed, such as a `SequencePacker`."""
+
+    @property
+    def local_counts(self) -> dict[str, int]:
+        """What this rank has packed so far: real tokens (`tok`), documents (`sp`) and batches (`ba`)."""
+
+    @property
+    def schedules_are_over(self) -> bool:
+        """Whether the next batches no longer depend on what has been packed."""
+
+    def follow(self, counts: Mapping[str, int]) -> None:
+        """Let the next batch follow these counts instead of `local_counts`."""
+
+
 class Stopped(Exception):  # noqa: N818 (not an error)
     """A rank wanted to stop, and all ranks have handed over their last batch."""
 
@@ -77,6 +100,9 @@ class Lockstep(Iterable[Batch]):
 
     With each epoch the first rank falls one batch further behind its own epochs. If documents are dealt out at random,
     the lag grows about as the square root of the number of epochs.
+
+    If the source is `Scheduled`, its next batch depends on what all ranks have packed. So on several ranks the thread
+    packs only one batch ahead, until the schedules are over.
 
     To end training, set `stop_wanted` on any rank. When the ranks then `agree_to_stop`, the batch that was handed over
     last was the last one, and asking for another batch raises `Stopped`.
@@ -107,6 +133,7 @@ class Lockstep(Iterable[Batch]):
         self._held_back: Batch | None = None
         self._last_snapshot: Snapshot | None = None
         self._epoch = self._batches_in_epoch = 0
+        self._totals = {"tok": 0, "sp": 0, "ba": 0}
         self._latest_iterator = 0
         self._group: distributed.ProcessGroup | None = None
 
@@ -194,12 +221,14 @@ class Lockstep(Iterable[Batch]):
             if self.is_last:
                 raise Stopped
             batch = self._next()
-            targets = 0 if batch is None else get_num_targets_in_packed_batch(batch)
-            ended, targets = self._sum(batch is None, targets)
+            ended, targets, tokens, documents = self._sum(batch is None, *_counts_of(batch))
             if not ended:
                 assert batch is not None
                 self._batches_in_epoch += 1
                 self._last_snapshot = self._buffered.snapshot()
+                if self._epochs.follows_all_ranks:
+                    self._add_to_totals(tokens, documents)
+                    self._buffered.answer(self._mean_counts())
                 yield batch if targets else with_equal_weights(batch)
                 continue
             self._held_back = batch  # for the next epoch: another rank has no batch left
@@ -216,6 +245,7 @@ class Lockstep(Iterable[Batch]):
             return batch
         if self._stream is None:
             self._last_snapshot = self._buffered.snapshot()
+            self._follow_all_ranks()
             self._stream = iter(self._buffered)
         for item in self._stream:
             if not isinstance(item, EpochEnd):
@@ -225,6 +255,24 @@ class Lockstep(Iterable[Batch]):
             # This rank is behind: another rank has already ended this epoch for all.
             assert item.epoch < self._epoch, "a rank cannot be ahead of the agreement"
         raise RuntimeError("there are no more batches: this Lockstep was closed, or its source has failed before")
+
+    def _follow_all_ranks(self) -> None:
+        """Let the source follow the counts of all ranks from here on, if there are other ranks."""
+        source = self._epochs.source
+        if self._group is not None and isinstance(source, Scheduled):
+            counts = source.local_counts
+            tokens, documents = self._sum(counts["tok"], counts["sp"])
+            self._totals = {"tok": tokens, "sp": documents, "ba": counts["ba"]}  # a batch counts on every rank
+            self._epochs.follows_all_ranks = True
+            source.follow(self._mean_counts())
+
+    def _add_to_totals(self, tokens: int, documents: int) -> None:
+        for unit, count in (("tok", tokens), ("sp", documents), ("ba", 1)):
+            self._totals[unit] += count
+
+    def _mean_counts(self) -> dict[str, int]:
+        """Return the counts of a rank, if all ranks had packed equally much."""
+        return self._totals | {unit: self._totals[unit] // distributed.get_world_size() for unit in ("tok", "sp")}
 
     def _sum(self, *counts: int) -> list[int]:
         """Return each count summed over all ranks."""
@@ -238,12 +286,43 @@ class Lockstep(Iterable[Batch]):
         return [int(number) for number in sums.tolist()]
 
 
+def _counts_of(batch: Batch | None) -> tuple[int, int, int]:
+    """Return the targets, real tokens and documents of a batch, on this rank."""
+    if batch is None:
+        return 0, 0, 0
+    return (
+        get_num_targets_in_packed_batch(batch),
+        get_num_tokens_in_packed_batch(batch),
+        get_num_samples_in_packed_batch(batch),
+    )
+
+
 class _Epochs(Iterable[Batch | EpochEnd]):
-    """The epochs of a source, one after another without end. Batches have counts; an `EpochEnd` follows each epoch."""
+    """The epochs of a source, one after another without end. Batches have counts; an `EpochEnd` follows each epoch.
+
+    Attributes:
+        follows_all_ranks: the source is `Scheduled`, and is told after each batch what all ranks have packed.
+    """
 
     def __init__(self, source: Iterable[Batch]) -> None:
         self.source = source
+        self.follows_all_ranks = False
         self._epoch = 0
+        self._gave_batch = False
+
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether the source must know what all ranks have packed before it packs on; see `Answered`."""
+        return (
+            self.follows_all_ranks
+            and self._gave_batch
+            and isinstance(self.source, Scheduled)
+            and not self.source.schedules_are_over
+        )
+
+    def take_answer(self, answer: Mapping[str, int]) -> None:
+        if isinstance(self.source, Scheduled):
+            self.source.follow(answer)
 
     def snapshot(self) -> Snapshot | None:
         """Return a snapshot that gives an `EpochsState`, or None if the source has no `snapshot`."""
@@ -267,7 +346,9 @@ class _Epochs(Iterable[Batch | EpochEnd]):
             empty_epochs += 1
             for batch in self.source:
                 empty_epochs = 0
+                self._gave_batch = True
                 yield with_counts(batch)
+            self._gave_batch = False
             yield EpochEnd(self._epoch)
             self._epoch += 1
         raise ValueError(

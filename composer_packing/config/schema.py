@@ -45,7 +45,8 @@ class TrainLoaderConfig:
             order of the data; best_fit is the published way.
         packing_buffer_size: documents per rank that may wait for a row. It must exceed the sequences of one rank's
             batch. null: ten times those.
-        packing_prefetch_factor: packed batches per rank that a background thread keeps ready. 0: no thread.
+        packing_prefetch_factor: packed batches per rank that a background thread keeps ready. 0: no thread. On several
+            ranks it is one batch until batch-size warmup and mask-ratio cooldown are over.
         batch_size_warmup_min_size: sequences per optimizer step at the start, over all ranks. The size grows to
             `global_train_batch_size`. null: no warmup.
         batch_size_warmup_tokens: duration of the batch-size warmup. null: no warmup.

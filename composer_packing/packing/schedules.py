@@ -4,6 +4,9 @@ A schedule counts in the unit of its length: real tokens (`tok`), documents (`sp
 for all ranks together. Tokens and documents are shared evenly, batches are not: on four ranks, `1000tok` are 250 tokens
 of each rank, and `10ba` are ten batches of each rank.
 
+By itself a packer follows the counts of its own rank, as the published one does. A `Lockstep` lets the packer follow
+the mean of all ranks, so that every rank changes at the same batch.
+
 `BatchSizeWarmup` and `MaskRatioCooldown` hold the options of the two schedules, under their published names, and every
 rule about them. The scheduler classes have the published signatures and compute the values.
 """
@@ -11,6 +14,7 @@ rule about them. The scheduler classes have the published signatures and compute
 import enum
 import math
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from composer_packing.common.arguments import check_positive, check_ratio, parse_choice
@@ -233,6 +237,11 @@ class BatchSizeWarmupScheduler:
         self.unit = duration.unit
         self.local_warmup = duration.local(world_size)
 
+    @property
+    def local_end(self) -> int:
+        """What a rank has packed, counted in `unit`, when the size is final."""
+        return self.local_warmup
+
     def __call__(self, current_tokens: int) -> int:
         """Size in force after this rank has packed `current_tokens`, counted in `unit`."""
         if current_tokens >= self.local_warmup:
@@ -294,6 +303,11 @@ class MaskingRatioCooldownScheduler:
         self.local_cooldown = cooldown.local(world_size)
         self.local_start = parse_duration("masking_ratio_cooldown_start_tokens", start_tokens).local(world_size)
 
+    @property
+    def local_end(self) -> int:
+        """What a rank has packed, counted in `unit`, when the ratio is final."""
+        return self.local_start + self.local_cooldown
+
     def __call__(self, current_tokens: int) -> float:
         """Ratio in force after this rank has packed `current_tokens`, counted in `unit`."""
         since_start = current_tokens - self.local_start
@@ -322,6 +336,7 @@ class PackingSchedules:
 
     Attributes:
         local: what this rank has packed so far, by unit: real tokens, documents and batches.
+        followed: counts of one rank that the schedules follow instead of `local`; None to follow `local`.
     """
 
     def __init__(
@@ -336,21 +351,34 @@ class PackingSchedules:
         self._warmup = warmup
         self._cooldown = cooldown
         self.local = dict.fromkeys(UNITS, 0)
+        self.followed: Mapping[str, int] | None = None
+
+    @property
+    def _counts(self) -> Mapping[str, int]:
+        return self.local if self.followed is None else self.followed
 
     @property
     def rows(self) -> int:
         """Rows of the next batch."""
-        return self._rows if self._warmup is None else self._warmup(self.local[self._warmup.unit])
+        return self._rows if self._warmup is None else self._warmup(self._counts[self._warmup.unit])
 
     @property
     def mask_ratio(self) -> float:
         """Mask ratio of the next batch."""
-        return self._mask_prob if self._cooldown is None else self._cooldown(self.local[self._cooldown.unit])
+        return self._mask_prob if self._cooldown is None else self._cooldown(self._counts[self._cooldown.unit])
 
     @property
     def changes_mask_ratio(self) -> bool:
         """Whether there is a cooldown."""
         return self._cooldown is not None
+
+    @property
+    def are_over(self) -> bool:
+        """Whether rows and mask ratio have their final values."""
+        return all(
+            schedule is None or self._counts[schedule.unit] >= schedule.local_end
+            for schedule in (self._warmup, self._cooldown)
+        )
 
     def advance(self, tokens: int, documents: int) -> None:
         """Count a batch that was packed."""

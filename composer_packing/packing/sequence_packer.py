@@ -156,6 +156,23 @@ class SequencePacker(abc.ABC):
         return self._schedules.rows
 
     @property
+    def local_counts(self) -> dict[str, int]:
+        """What this rank has packed so far in all epochs: real tokens (`tok`), documents (`sp`) and batches (`ba`)."""
+        return self._schedules.local.copy()
+
+    @property
+    def schedules_are_over(self) -> bool:
+        """Whether the number of rows and the mask ratio have their final values."""
+        return self._schedules.are_over
+
+    def follow(self, counts: Mapping[str, int]) -> None:
+        """Let the schedules of the next batch follow these counts, with the keys of `local_counts`.
+
+        Without this call the schedules follow `local_counts`.
+        """
+        self._schedules.followed = counts
+
+    @property
     def token_account(self) -> TokenAccount:
         """Where the tokens of all documents read so far are. It may not add up while a background thread packs."""
         return dataclasses.replace(self._waiting.account)
@@ -212,7 +229,7 @@ class SequencePacker(abc.ABC):
         self.seqs_emitted = state["seqs_emitted"]
         self.source_batches = state["source_batches"]
         self.source_ended = state["source_ended"]
-        self._schedules.local = dict(state["local"])
+        self._schedules.local, self._schedules.followed = dict(state["local"]), None
         self._rng.bit_generator.state = state["rng"]
         self._waiting.load_state_dict(state["waiting"])
         self._source_batches_to_skip = 0 if self._load_source(state["source"]) else self.source_batches
@@ -253,7 +270,7 @@ class SequencePacker(abc.ABC):
 
     def start_counting_at(self, tokens: int, documents: int, batches: int) -> None:
         """Let the schedules continue from these counts of this rank."""
-        self._schedules.local = {"tok": tokens, "sp": documents, "ba": batches}
+        self._schedules.local, self._schedules.followed = {"tok": tokens, "sp": documents, "ba": batches}, None
 
     def __iter__(self) -> Iterator[Batch]:
         """Start an epoch, or resume the epoch of a loaded state. Earlier iterators raise from then on."""

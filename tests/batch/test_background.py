@@ -46,6 +46,46 @@ class Source:
             self.closed += 1
 
 
+class Summing:
+    """Gives the sum of all answers so far, and awaits an answer to each item until the sum is 6."""
+
+    def __init__(self) -> None:
+        self.sum = 0
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self.sum < 6
+
+    def take_answer(self, answer: int) -> None:
+        self.sum += answer
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(6):
+            yield self.sum
+
+
+@pytest.mark.parametrize("size", [0, 1, 5])
+def test_an_iterable_that_awaits_answers_has_each_before_it_makes_the_next_item(size: int) -> None:
+    buffered = BufferedIterable(Summing(), size)
+    found = []
+    for item in buffered:
+        found.append(item)
+        if item < 6:
+            buffered.answer(len(found))
+    assert found == [0, 1, 3, 6, 6, 6]
+
+
+def test_a_thread_that_waits_for_an_answer_ends_with_its_iterator() -> None:
+    buffered = BufferedIterable(Summing(), 3)
+    assert next(iter(buffered)) == 0
+    buffered.close()
+    iterator = iter(buffered)
+    assert next(iterator) == 0
+    del iterator, buffered
+    gc.collect()
+    wait_for_threads()
+
+
 @pytest.mark.parametrize("size", [1, 2, 100])
 def test_items_come_in_order_at_every_iteration(size: int) -> None:
     buffered = BufferedIterable(Source(range(50)), size)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from composer_packing.packing.schedules import BatchSizeWarmupScheduler, MaskingRatioCooldownScheduler
 from tests.tools.running import result_of
 
 pytestmark = pytest.mark.slow
@@ -52,33 +53,24 @@ def test_composers_clock_counts_real_tokens_and_documents_over_all_ranks(world_s
         assert rank["batch"] == len(rank["fed"])
 
 
-def test_schedules_take_the_same_global_tokens_and_documents_on_any_number_of_ranks() -> None:
-    for world_size in WORLD_SIZES:
-        for rank in result_of_program("ranks_training")[str(world_size)]["clock"]:
-            fed = rank["fed"]
-            most = 16 // world_size
-            rows = [batch["rows"] for batch in fed]
-            assert rows == sorted(rows)
-            assert rows[0] == 4 // world_size
-            assert rows[-1] == most
-            # The warmup ends at the first batch after 6000 tokens, of which a rank counts its own share.
-            over = rows.index(most)
-            assert fed[over]["before"] > 6000 * 0.97
-            assert fed[over - 1]["before"] < 6000 * 1.03
-            ratios = [batch["mask_prob"] for batch in fed]
-            assert ratios == sorted(ratios, reverse=True)
-            assert ratios[0] == pytest.approx(0.3)
-            assert ratios[-1] == pytest.approx(0.1)
-            own = 0
-            for batch in fed:
-                if own >= 600 / world_size:
-                    assert batch["mask_prob"] == pytest.approx(0.1)
-                elif own <= 200 / world_size:
-                    assert batch["mask_prob"] == pytest.approx(0.3)
-                else:
-                    progress = (own - 200 / world_size) / (400 / world_size)
-                    assert batch["mask_prob"] == pytest.approx(0.3 - 0.2 * progress)
-                own += batch["documents"]
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_every_rank_takes_each_step_of_both_schedules_at_the_same_batch(world_size: int) -> None:
+    ranks = result_of_program("ranks_training")[str(world_size)]["clock"]
+    size = BatchSizeWarmupScheduler(4 // world_size, 16 // world_size, "6000tok", world_size)
+    ratio = MaskingRatioCooldownScheduler(0.3, 0.1, "400sp", "200sp", world_size=world_size)
+    tokens = documents = 0
+    steps = set()
+    for batches in zip(*(rank["fed"] for rank in ranks), strict=True):
+        for batch in batches:
+            assert batch["before"] == tokens, "what all ranks have counted is Composer's clock"
+            assert batch["rows"] == size(tokens // world_size)
+            assert batch["mask_prob"] == pytest.approx(ratio(documents // world_size))
+        steps.add((batches[0]["rows"], batches[0]["mask_prob"]))
+        tokens += sum(batch["tokens"] for batch in batches)
+        documents += sum(batch["documents"] for batch in batches)
+    assert len(steps) > 12, "both schedules have run through"
+    assert batches[0]["rows"] == 16 // world_size
+    assert batches[0]["mask_prob"] == pytest.approx(0.1)
 
 
 def test_evaluation_does_not_depend_on_the_rows_nor_on_the_number_of_ranks() -> None:
